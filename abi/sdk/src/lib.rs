@@ -1,0 +1,1 @@
+//! What the author of a mlxcel family plugin links: tensors, layers, weights, config, export macro, test kit.

@@ -1,0 +1,1 @@
+//! The operation table over MLX, shared by every backend plugin.

@@ -1,0 +1,1 @@
+//! Llama-line architectures: llama, mistral, mixtral.
