@@ -1,0 +1,146 @@
+//! The command line: what can be asked, nothing of how it is done.
+
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+
+use crate::plugins::Request;
+
+/// Development commands of mlxcel.
+#[derive(Debug, Parser)]
+#[command(name = "cargo xtask", bin_name = "cargo xtask")]
+pub struct Cli {
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Fetch MLX's official library into target/mlx, or check the one that MLX_ROOT names
+    Setup {
+        /// Which build of MLX
+        #[arg(long, value_enum, default_value_t = Backend::Cpu)]
+        backend: Backend,
+    },
+    /// Build the plugins and lay them out as the host finds them
+    Plugins(PluginArgs),
+    /// Fetch the small real model of the demo and the tests into target/models
+    Model,
+    /// From a fresh clone to an answer: setup, model, build, run
+    Demo {
+        /// What to ask the model
+        #[arg(
+            short,
+            long,
+            default_value = "What is the capital of France? Answer in one sentence."
+        )]
+        prompt: String,
+    },
+    /// Everything that CI checks, in its order
+    Test(TestArgs),
+    /// Sizes, headers, words, unsafe code, links and the dependency list of the source tree
+    Tidy,
+    /// Which crate may depend on which, and what built plugins export
+    Deps,
+    /// Licences, bans and sources of third-party crates (cargo-deny)
+    Deny {
+        /// Check for known vulnerabilities too; this fetches a database from the network
+        #[arg(long)]
+        advisories: bool,
+    },
+    /// Assemble a folder and an archive that can be given to others
+    Dist {
+        /// Backends to include (repeatable)
+        #[arg(long, value_enum, default_values_t = [Backend::Cpu])]
+        backend: Vec<Backend>,
+    },
+    /// Write abi/surface.txt, the text form of the plugin interface
+    AbiDump {
+        /// Compare instead of writing; a difference is an error
+        #[arg(long)]
+        check: bool,
+    },
+}
+
+#[derive(Debug, Args)]
+pub struct PluginArgs {
+    /// Optimised build
+    #[arg(long)]
+    pub release: bool,
+    /// Where to lay the packages out [default: target/<profile>/plugins]
+    #[arg(long, value_name = "DIR")]
+    pub out: Option<PathBuf>,
+    /// Backends to build (repeatable)
+    #[arg(long, value_enum, default_values_t = [Backend::Cpu])]
+    pub backend: Vec<Backend>,
+}
+
+impl PluginArgs {
+    pub fn request(&self) -> Request {
+        Request {
+            release: self.release,
+            out: self.out.clone(),
+            backends: self.backend.clone(),
+            with_host: false,
+        }
+    }
+}
+
+#[derive(Debug, Args)]
+pub struct TestArgs {
+    /// Run these steps alone (repeatable)
+    #[arg(long, value_name = "STEP")]
+    pub only: Vec<String>,
+    /// Name the steps and stop
+    #[arg(long)]
+    pub list: bool,
+}
+
+/// A build of MLX.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Backend {
+    Cpu,
+    Cuda13,
+    Cuda12,
+    Metal,
+}
+
+impl Backend {
+    /// As `--backend`, `mlx.toml` and `target/mlx` spell it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Backend::Cpu => "cpu",
+            Backend::Cuda13 => "cuda13",
+            Backend::Cuda12 => "cuda12",
+            Backend::Metal => "metal",
+        }
+    }
+
+    /// The folder under `backends/` whose crate is built against this MLX.
+    pub fn device(self) -> &'static str {
+        match self {
+            Backend::Cpu => "cpu",
+            Backend::Cuda13 | Backend::Cuda12 => "cuda",
+            Backend::Metal => "metal",
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn command_line_is_consistent() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn backend_names_match_what_clap_accepts() {
+        for backend in Backend::value_variants() {
+            let shown = backend.to_possible_value().expect("no variant is hidden");
+            assert_eq!(shown.get_name(), backend.name());
+        }
+    }
+}

@@ -1,0 +1,101 @@
+//! Building the plugins and laying them out as the host finds them: one folder per package, its libraries inside.
+//!
+//! ```text
+//! plugins/mlxcel-family-llama/libmlxcel_family_llama.so
+//! plugins/mlxcel-backend-cpu/libmlxcel_backend_cpu.so      finds libmlx through $ORIGIN/mlx/lib
+//!                            mlx/lib/libmlx.so             finds the rest through $ORIGIN/../../mlx_cpu.libs
+//!                            mlx_cpu.libs/...
+//! ```
+//! The relation inside a backend's package is the one of MLX's wheel, so no library has to be rewritten, and the folder works
+//! wherever it is copied. Which packages there are is read from the workspace: a new folder under `families/` is enough.
+
+pub mod build;
+pub mod linkage;
+pub mod place;
+pub mod select;
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+
+use crate::cli::Backend;
+use crate::error::Error;
+use crate::mlx::{self, MlxTree};
+use crate::plugins::build::Built;
+use crate::plugins::place::Placement;
+use crate::plugins::select::{Kind, Selection};
+use crate::workspace::Workspace;
+
+/// What to build and where to.
+#[derive(Debug)]
+pub struct Request {
+    pub release: bool,
+    /// `target/<profile>/plugins` if not given.
+    pub out: Option<PathBuf>,
+    pub backends: Vec<Backend>,
+    /// Build the host's binaries in the same go.
+    pub with_host: bool,
+}
+
+/// Where `cargo xtask plugins` puts the packages of a profile when nothing else is asked.
+pub fn default_dir(workspace: &Workspace, release: bool) -> PathBuf {
+    workspace.profile_dir(release).join("plugins")
+}
+
+/// Builds, copies what changed, checks that every library is found; returns the plugins folder.
+pub fn build_and_assemble(workspace: &Workspace, request: &Request) -> Result<PathBuf, Error> {
+    let members = workspace.members()?;
+    let selection = Selection::of(&members, &workspace.root, &request.backends)?;
+    let mut trees = Vec::new();
+    for backend in &request.backends {
+        trees.push((*backend, mlx::setup(workspace, *backend)?));
+    }
+    let built = build::run(workspace, &selection, request)?;
+    let out = match &request.out {
+        Some(dir) => std::path::absolute(dir).map_err(Error::io("resolve", dir))?,
+        None => default_dir(workspace, request.release),
+    };
+    for plugin in &built {
+        let tree = trees
+            .iter()
+            .find(|(backend, _)| plugin.kind == Kind::Backend(*backend))
+            .map(|(_, tree)| tree);
+        assemble(plugin, tree, &out)?;
+    }
+    if request.out.is_none() {
+        remove_packages_of_removed_crates(&out, &selection.all_packages)?;
+    }
+    Ok(out)
+}
+
+/// `mlx` for a backend only.
+fn assemble(plugin: &Built, mlx: Option<&MlxTree>, out: &Path) -> Result<(), Error> {
+    let package = out.join(&plugin.package);
+    let mut placements = vec![Placement::copy(
+        &plugin.library,
+        &package.join(name_of(&plugin.library)),
+    )];
+    if let Some(tree) = mlx {
+        for file in tree.runtime_files()? {
+            placements.push(Placement::link(&file.source, &package.join(&file.placed)));
+        }
+    }
+    place::all(&package, &placements)?;
+    linkage::check(&package.join(name_of(&plugin.library)), &package)
+}
+
+/// A crate that was removed or renamed would stay visible to the host; packages of others are left alone.
+fn remove_packages_of_removed_crates(out: &Path, existing: &BTreeSet<String>) -> Result<(), Error> {
+    for entry in std::fs::read_dir(out).map_err(Error::io("list", out))? {
+        let path = entry.map_err(Error::io("list", out))?.path();
+        let name = name_of(&path).to_string_lossy().into_owned();
+        let ours = name.starts_with("mlxcel-family-") || name.starts_with("mlxcel-backend-");
+        if ours && !existing.contains(&name) {
+            crate::fetch::install::remove_tree(&path)?;
+        }
+    }
+    Ok(())
+}
+
+fn name_of(path: &Path) -> &std::ffi::OsStr {
+    path.file_name().unwrap_or_default()
+}

@@ -1,0 +1,146 @@
+//! Bringing a folder to a wanted content: copies what changed, removes what does not belong, replaces files whole.
+
+use std::collections::BTreeSet;
+use std::fs::Metadata;
+use std::path::{Path, PathBuf};
+
+use crate::error::Error;
+
+/// One file of a package.
+#[derive(Debug)]
+pub struct Placement {
+    from: PathBuf,
+    to: PathBuf,
+    link: bool,
+}
+
+impl Placement {
+    /// For files that are rebuilt in place: sharing them would change a loaded library.
+    pub fn copy(from: &Path, to: &Path) -> Self {
+        Placement {
+            from: from.to_path_buf(),
+            to: to.to_path_buf(),
+            link: false,
+        }
+    }
+
+    /// For large files that never change: a hard link where the file system allows, else a copy.
+    pub fn link(from: &Path, to: &Path) -> Self {
+        Placement {
+            link: true,
+            ..Placement::copy(from, to)
+        }
+    }
+}
+
+/// Makes `dir` hold exactly the placements, all of which are inside it.
+pub fn all(dir: &Path, placements: &[Placement]) -> Result<(), Error> {
+    for placement in placements {
+        place(placement)?;
+    }
+    let wanted: BTreeSet<&Path> = placements.iter().map(|one| one.to.as_path()).collect();
+    remove_others(dir, &wanted).map(|_| ())
+}
+
+fn place(placement: &Placement) -> Result<(), Error> {
+    let Placement { from, to, link } = placement;
+    let source = from.metadata().map_err(Error::io("read", from))?;
+    if to
+        .metadata()
+        .is_ok_and(|existing| is_same(&source, &existing))
+    {
+        return Ok(());
+    }
+    let parent = to.parent().unwrap_or(Path::new("."));
+    std::fs::create_dir_all(parent).map_err(Error::io("create", parent))?;
+    let mut name = to.file_name().unwrap_or_default().to_os_string();
+    name.push(format!(".{}.new", std::process::id()));
+    let fresh = to.with_file_name(name);
+    let linked = *link && std::fs::hard_link(from, &fresh).is_ok();
+    if !linked {
+        std::fs::copy(from, &fresh).map_err(Error::io("copy", from))?;
+        let modified = source.modified().map_err(Error::io("read", from))?;
+        std::fs::File::options()
+            .write(true)
+            .open(&fresh)
+            .and_then(|file| file.set_modified(modified))
+            .map_err(Error::io("set the time of", &fresh))?;
+    }
+    // A process that has the old file open keeps it.
+    std::fs::rename(&fresh, to).map_err(Error::io("move into place", to))
+}
+
+/// Size and time of last change, as build tools compare; a copy is given its source's time.
+fn is_same(a: &Metadata, b: &Metadata) -> bool {
+    let times = (a.modified(), b.modified());
+    a.len() == b.len() && matches!(times, (Ok(a), Ok(b)) if a == b)
+}
+
+/// Whether anything wanted was in `dir`; folders that hold nothing wanted go too.
+fn remove_others(dir: &Path, wanted: &BTreeSet<&Path>) -> Result<bool, Error> {
+    let mut any_wanted = false;
+    for entry in std::fs::read_dir(dir).map_err(Error::io("list", dir))? {
+        let entry = entry.map_err(Error::io("list", dir))?;
+        let path = entry.path();
+        let kind = entry.file_type().map_err(Error::io("read", &path))?;
+        if kind.is_dir() {
+            if remove_others(&path, wanted)? {
+                any_wanted = true;
+            } else {
+                std::fs::remove_dir(&path).map_err(Error::io("remove", &path))?;
+            }
+        } else if wanted.contains(path.as_path()) {
+            any_wanted = true;
+        } else {
+            std::fs::remove_file(&path).map_err(Error::io("remove", &path))?;
+        }
+    }
+    Ok(any_wanted)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_folder_is_brought_to_the_wanted_content() {
+        let base = std::env::temp_dir().join(format!("xtask-place-{}", std::process::id()));
+        let (source, out) = (base.join("source"), base.join("out"));
+        std::fs::create_dir_all(out.join("stale/deep")).expect("creates");
+        std::fs::create_dir_all(&source).expect("creates");
+        std::fs::write(out.join("stale/deep/old.so"), "old").expect("writes");
+        std::fs::write(source.join("a.so"), "one").expect("writes");
+        std::fs::write(source.join("big.so"), "vendor").expect("writes");
+        let placements = [
+            Placement::copy(&source.join("a.so"), &out.join("a.so")),
+            Placement::link(&source.join("big.so"), &out.join("lib/big.so")),
+        ];
+        all(&out, &placements).expect("places");
+        assert!(!out.join("stale").exists());
+        let text = |name: &str| std::fs::read_to_string(out.join(name)).expect("reads");
+        assert_eq!(
+            (text("a.so"), text("lib/big.so")),
+            ("one".into(), "vendor".into())
+        );
+
+        let before = out.join("a.so").metadata().expect("reads");
+        all(&out, &placements).expect("nothing to do");
+        assert!(is_same(
+            &before,
+            &out.join("a.so").metadata().expect("reads")
+        ));
+
+        std::fs::write(source.join("a.so"), "longer").expect("writes");
+        all(&out, &placements).expect("updates");
+        assert_eq!(text("a.so"), "longer");
+        std::fs::remove_dir_all(&base).expect("removes");
+    }
+
+    #[test]
+    fn a_missing_source_is_named() {
+        let gone = Path::new("/no/such/file.so");
+        let out = Path::new("/no/such/package");
+        let error = all(out, &[Placement::copy(gone, &out.join("file.so"))]).expect_err("missing");
+        assert!(error.to_string().contains("/no/such/file.so"), "{error}");
+    }
+}

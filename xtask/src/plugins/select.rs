@@ -1,0 +1,162 @@
+//! Which crates of the workspace are plugins, and which of them a request means.
+
+use std::collections::BTreeSet;
+use std::path::Path;
+
+use crate::cli::Backend;
+use crate::error::Error;
+use crate::workspace::Package;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    Family,
+    Backend(Backend),
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Plugin {
+    pub package: String,
+    pub kind: Kind,
+}
+
+#[derive(Debug)]
+pub struct Selection {
+    pub plugins: Vec<Plugin>,
+    /// Names of every plugin crate, selected or not.
+    pub all_packages: BTreeSet<String>,
+}
+
+impl Selection {
+    /// Every family, and the backends asked for.
+    pub fn of(members: &[Package], root: &Path, backends: &[Backend]) -> Result<Self, Error> {
+        let mut plugins = Vec::new();
+        let mut all_packages = BTreeSet::new();
+        let mut missing: Vec<Backend> = backends.to_vec();
+        for package in members {
+            if package.cdylib().is_none() {
+                continue;
+            }
+            let folder = package.folder(root);
+            let kind = if folder.starts_with("families/") {
+                Some(Kind::Family)
+            } else if let Some(device) = folder.strip_prefix("backends/") {
+                missing.retain(|backend| backend.device() != device);
+                backends
+                    .iter()
+                    .find(|backend| backend.device() == device)
+                    .map(|backend| Kind::Backend(*backend))
+            } else {
+                continue;
+            };
+            all_packages.insert(package.name.clone());
+            plugins.extend(kind.map(|kind| Plugin {
+                package: package.name.clone(),
+                kind,
+            }));
+        }
+        if let Some(backend) = missing.first() {
+            return Err(Error::Missing {
+                path: root.join("backends").join(backend.device()),
+                remedy: format!(
+                    "backend {} has no plugin crate in this tree",
+                    backend.name()
+                ),
+            });
+        }
+        plugins.sort_by(|a, b| a.package.cmp(&b.package));
+        Ok(Selection {
+            plugins,
+            all_packages,
+        })
+    }
+}
+
+/// Backend crates that need a vendor's toolkit to compile, so that the checks of a plain machine leave them out.
+pub fn needs_vendor_toolkit(package: &Package, root: &Path) -> bool {
+    package
+        .folder(root)
+        .strip_prefix("backends/")
+        .is_some_and(|device| !matches!(device, "cpu" | "mlx"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::workspace::Target;
+
+    fn package(name: &str, folder: &str, kind: &str) -> Package {
+        Package {
+            id: name.into(),
+            name: name.into(),
+            version: "0.1.0".into(),
+            license: None,
+            repository: None,
+            manifest_path: Path::new("/w").join(folder).join("Cargo.toml"),
+            targets: vec![Target {
+                name: name.replace('-', "_"),
+                kind: vec![kind.into(), "rlib".into()],
+            }],
+        }
+    }
+
+    fn tree() -> Vec<Package> {
+        vec![
+            package("mlxcel-family-qwen", "families/qwen", "cdylib"),
+            package("mlxcel-backend-cuda", "backends/cuda", "cdylib"),
+            package("mlxcel-backend-mlx", "backends/mlx", "lib"),
+            package("mlxcel-backend-cpu", "backends/cpu", "cdylib"),
+            package("mlxcel-family-llama", "families/llama", "cdylib"),
+            package("bad-plugin", "tests/plugins/bad", "cdylib"),
+        ]
+    }
+
+    #[test]
+    fn families_always_and_backends_when_asked() {
+        let selection =
+            Selection::of(&tree(), Path::new("/w"), &[Backend::Cpu]).expect("cpu is there");
+        let names: Vec<&str> = selection
+            .plugins
+            .iter()
+            .map(|plugin| plugin.package.as_str())
+            .collect();
+        assert_eq!(
+            names,
+            [
+                "mlxcel-backend-cpu",
+                "mlxcel-family-llama",
+                "mlxcel-family-qwen"
+            ]
+        );
+        assert!(selection.all_packages.contains("mlxcel-backend-cuda"));
+        assert!(!selection.all_packages.contains("bad-plugin"));
+    }
+
+    #[test]
+    fn a_cuda_build_names_the_cuda_crate() {
+        let selection =
+            Selection::of(&tree(), Path::new("/w"), &[Backend::Cuda12]).expect("cuda is there");
+        assert!(selection.plugins.contains(&Plugin {
+            package: "mlxcel-backend-cuda".into(),
+            kind: Kind::Backend(Backend::Cuda12),
+        }));
+    }
+
+    #[test]
+    fn a_backend_without_a_crate_is_an_error() {
+        let error = Selection::of(&tree(), Path::new("/w"), &[Backend::Metal])
+            .expect_err("no metal crate")
+            .to_string();
+        assert!(error.contains("metal"), "{error}");
+    }
+
+    #[test]
+    fn plain_machines_skip_vendor_backends() {
+        let root = Path::new("/w");
+        let skipped: Vec<String> = tree()
+            .into_iter()
+            .filter(|package| needs_vendor_toolkit(package, root))
+            .map(|package| package.name)
+            .collect();
+        assert_eq!(skipped, ["mlxcel-backend-cuda"]);
+    }
+}

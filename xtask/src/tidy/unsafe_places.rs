@@ -1,0 +1,58 @@
+//! Unsafe code stays where the boundary to other machine code is; everywhere else the compiler's proof holds.
+
+use super::Finding;
+use super::files::TextFile;
+use super::rust_source::lines_with_word;
+
+/// Folders that meet foreign code. Tests build broken plugins on purpose.
+const ALLOWED_FOLDERS: [&str; 4] = ["abi/", "backends/", "host/src/plugin/", "tests/"];
+
+/// Mapping a file into memory is unsafe by nature (another process may cut it), so one module may.
+const MAPPING_MODULE: &str = "registry/src/checkpoint/map.rs";
+
+pub fn check(file: &TextFile) -> Vec<Finding> {
+    let Some(code) = &file.code else {
+        return Vec::new();
+    };
+    let allowed = ALLOWED_FOLDERS
+        .iter()
+        .any(|folder| file.path.starts_with(folder));
+    if allowed || file.path == MAPPING_MODULE {
+        return Vec::new();
+    }
+    lines_with_word(code, "unsafe")
+        .into_iter()
+        .map(|line| {
+            Finding::error(
+                file,
+                line,
+                "unsafe code outside abi, backends, host/src/plugin and the registry's file mapping",
+            )
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn unsafe_is_found_in_code_only_and_only_where_it_is_not_allowed() {
+        let text = "// unsafe\nlet s = \"unsafe\";\nunsafe { f() }\n";
+        let lines = |path: &str| -> Vec<usize> {
+            check(&TextFile::new(path, text.to_owned()))
+                .into_iter()
+                .map(|finding| finding.line)
+                .collect()
+        };
+        assert_eq!(lines("families/llama/src/model.rs"), [3]);
+        assert_eq!(lines("registry/src/lib.rs"), [3]);
+        for path in [
+            "abi/sdk/src/tensor.rs",
+            "host/src/plugin/load.rs",
+            MAPPING_MODULE,
+        ] {
+            assert!(lines(path).is_empty(), "{path}");
+        }
+    }
+}

@@ -1,0 +1,192 @@
+//! The workspace as `cargo metadata` describes it: where things are, which crates there are, who depends on whom.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use serde::Deserialize;
+
+use crate::error::Error;
+use crate::process::Run;
+
+/// Paths that every command needs.
+#[derive(Debug, Clone)]
+pub struct Workspace {
+    pub root: PathBuf,
+    pub target: PathBuf,
+}
+
+impl Workspace {
+    pub fn find() -> Result<Self, Error> {
+        let root = find_root()?;
+        let metadata = Metadata::read(&root, Depth::MembersOnly)?;
+        Ok(Workspace {
+            target: metadata.target_directory,
+            root,
+        })
+    }
+
+    /// The workspace's own crates.
+    pub fn members(&self) -> Result<Vec<Package>, Error> {
+        let metadata = Metadata::read(&self.root, Depth::MembersOnly)?;
+        Ok(metadata.packages)
+    }
+
+    /// Every crate and the resolved edges between them.
+    pub fn graph(&self) -> Result<Metadata, Error> {
+        Metadata::read(&self.root, Depth::Everything)
+    }
+
+    /// `target/debug` or `target/release`.
+    pub fn profile_dir(&self, release: bool) -> PathBuf {
+        self.target.join(if release { "release" } else { "debug" })
+    }
+
+    /// The host binary of a profile.
+    pub fn host_binary(&self, release: bool) -> PathBuf {
+        let name = format!("mlxcel{}", std::env::consts::EXE_SUFFIX);
+        self.profile_dir(release).join(name)
+    }
+
+    pub fn relative<'a>(&self, path: &'a Path) -> &'a Path {
+        path.strip_prefix(&self.root).unwrap_or(path)
+    }
+}
+
+/// `cargo run` tells where this crate is; without it, the first folder upwards that holds the pins.
+fn find_root() -> Result<PathBuf, Error> {
+    let start = match std::env::var_os("CARGO_MANIFEST_DIR") {
+        Some(dir) => PathBuf::from(dir),
+        None => std::env::current_dir().map_err(Error::io("read", Path::new(".")))?,
+    };
+    start
+        .ancestors()
+        .find(|dir| dir.join("mlx.toml").is_file())
+        .map(Path::to_path_buf)
+        .ok_or(Error::NoWorkspace { start })
+}
+
+enum Depth {
+    MembersOnly,
+    Everything,
+}
+
+/// The parts of `cargo metadata`'s answer that we use.
+#[derive(Debug, Deserialize)]
+pub struct Metadata {
+    pub packages: Vec<Package>,
+    pub workspace_members: Vec<String>,
+    pub target_directory: PathBuf,
+    pub resolve: Option<Resolve>,
+}
+
+#[derive(Debug, Clone, Deserialize)]
+pub struct Package {
+    pub id: String,
+    pub name: String,
+    pub version: String,
+    pub license: Option<String>,
+    pub repository: Option<String>,
+    pub manifest_path: PathBuf,
+    pub targets: Vec<Target>,
+}
+
+#[derive(Debug, Clone, Deserialize)]
+pub struct Target {
+    pub name: String,
+    pub kind: Vec<String>,
+}
+
+#[derive(Debug, Deserialize)]
+pub struct Resolve {
+    pub nodes: Vec<Node>,
+}
+
+#[derive(Debug, Deserialize)]
+pub struct Node {
+    pub id: String,
+    pub deps: Vec<Edge>,
+}
+
+#[derive(Debug, Deserialize)]
+pub struct Edge {
+    pub pkg: String,
+    pub dep_kinds: Vec<EdgeKind>,
+}
+
+#[derive(Debug, Deserialize)]
+pub struct EdgeKind {
+    /// Null for a normal dependency, else "dev" or "build".
+    pub kind: Option<String>,
+}
+
+impl Metadata {
+    fn read(root: &Path, depth: Depth) -> Result<Self, Error> {
+        let mut run = Run::cargo("metadata")
+            .args(["--format-version", "1"])
+            .dir(root);
+        if matches!(depth, Depth::MembersOnly) {
+            run = run.arg("--no-deps");
+        }
+        if in_ci() {
+            run = run.arg("--locked");
+        }
+        let text = run.stdout()?;
+        serde_json::from_str(&text).map_err(|error| Error::Malformed {
+            path: root.join("Cargo.toml"),
+            message: format!("cargo metadata's answer was not understood: {error}"),
+        })
+    }
+
+    pub fn by_id(&self) -> BTreeMap<&str, &Package> {
+        self.packages
+            .iter()
+            .map(|package| (package.id.as_str(), package))
+            .collect()
+    }
+}
+
+impl Package {
+    /// The folder of the crate, relative to the workspace, with forward slashes.
+    pub fn folder(&self, root: &Path) -> String {
+        let dir = self.manifest_path.parent().unwrap_or(&self.manifest_path);
+        let relative = dir.strip_prefix(root).unwrap_or(dir);
+        relative.to_string_lossy().replace('\\', "/")
+    }
+
+    /// The name of its cdylib target, if it has one.
+    pub fn cdylib(&self) -> Option<&str> {
+        self.targets
+            .iter()
+            .find(|target| target.kind.iter().any(|kind| kind == "cdylib"))
+            .map(|target| target.name.as_str())
+    }
+}
+
+/// CI must build what the lock file says; a developer may be in the middle of changing it.
+pub fn in_ci() -> bool {
+    std::env::var_os("CI").is_some_and(|value| !value.is_empty() && value != "false")
+}
+
+/// `linux-x86_64`, `macos-aarch64`: as the tables of pins spell it.
+pub fn platform() -> String {
+    format!("{}-{}", std::env::consts::OS, std::env::consts::ARCH)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reads_the_parts_of_metadata_that_are_used() {
+        let text = r#"{
+            "packages": [{"id": "a 1", "name": "a", "version": "1.0.0", "license": null, "repository": null,
+                "manifest_path": "/w/families/a/Cargo.toml", "unknown": 1,
+                "targets": [{"name": "a_lib", "kind": ["cdylib", "rlib"], "extra": []}]}],
+            "workspace_members": ["a 1"], "target_directory": "/w/target", "resolve": null}"#;
+        let metadata: Metadata = serde_json::from_str(text).expect("parses");
+        let package = &metadata.packages[0];
+        assert_eq!(package.cdylib(), Some("a_lib"));
+        assert_eq!(package.folder(Path::new("/w")), "families/a");
+        assert!(metadata.by_id().contains_key("a 1"));
+    }
+}
