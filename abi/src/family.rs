@@ -22,8 +22,9 @@ abi_args! {
         pub host: *const HostApi = core::ptr::null(),
         /// Float type of activations and of unquantised parameters.
         pub compute_dtype: DType = DType::F32,
-        /// Zero.
-        pub reserved: u32 = 0,
+        /// Longest sequence the host will run, in tokens; 0 is the model's own limit. Rotary
+        /// embeddings that have a short and a long form choose by it.
+        pub context_length: u32 = 0,
     }
 }
 

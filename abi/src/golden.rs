@@ -28,7 +28,7 @@ frozen! {crate::ops_args::RandomArgs: struct_size @ 0, kind @ 8, dtype @ 12, key
 frozen! {crate::ops_args::MemoryInfo: struct_size @ 0, active_bytes @ 8, peak_bytes @ 16, cache_bytes @ 24, limit_bytes @ 32, total_bytes @ 40, live_tensors @ 48}
 frozen! {crate::ops_args::MemoryLimits: struct_size @ 0, limit_bytes @ 8, cache_limit_bytes @ 16, wired_limit_bytes @ 24, reset_peak @ 32, reserved @ 36}
 frozen! {crate::backend::OpenArgs: struct_size @ 0, device @ 8, options @ 24, host @ 40}
-frozen! {crate::family::LoadArgs: struct_size @ 0, arch @ 8, config @ 24, ops @ 40, weights @ 48, host @ 56, compute_dtype @ 64, reserved @ 68}
+frozen! {crate::family::LoadArgs: struct_size @ 0, arch @ 8, config @ 24, ops @ 40, weights @ 48, host @ 56, compute_dtype @ 64, context_length @ 68}
 frozen! {crate::family::AttendArgs: struct_size @ 0, q @ 8, k @ 16, v @ 24, scale @ 32, softcap @ 36, sinks @ 40, window @ 48, reserved @ 52}
 frozen! {crate::family::StepArgs: struct_size @ 0, tokens @ 8, positions @ 16, logit_rows @ 24, n_rows @ 32, n_sequences @ 36, kv @ 40}
 frozen! {crate::family::StepOutput: struct_size @ 0, logits @ 8}

@@ -1,0 +1,291 @@
+//! Tolerant, typed reading of `config.json`: unknown keys are ignored, `null` is absent, an
+//! integral float is an integer; everything else that does not fit is an error that names the key,
+//! the value and what is allowed.
+
+use core::fmt::Display;
+use core::ops::RangeInclusive;
+
+use serde_json::{Map, Value};
+
+use crate::{Error, Result};
+
+/// Largest count that a configuration may give: beyond it the file is damaged or hostile.
+pub const MAX_COUNT: usize = 1 << 24;
+
+/// A JSON object with its path, for messages.
+#[derive(Debug, Clone, Copy)]
+pub struct Config<'a> {
+    map: &'a Map<String, Value>,
+    path: &'a str,
+}
+
+fn shorten(value: &Value) -> String {
+    let text = value.to_string();
+    if text.chars().count() <= 60 {
+        text
+    } else {
+        text.chars().take(57).chain("...".chars()).collect()
+    }
+}
+
+fn allowed<T: Display>(range: &RangeInclusive<T>, what: &str) -> String {
+    format!("{what} from {} to {}", range.start(), range.end())
+}
+
+impl<'a> Config<'a> {
+    /// The root of a configuration.
+    pub fn root(value: &'a Value) -> Result<Self> {
+        match value {
+            Value::Object(map) => Ok(Self { map, path: "" }),
+            other => Err(Error::Config {
+                key: "(root)".to_owned(),
+                found: shorten(other),
+                expected: "a JSON object".to_owned(),
+            }),
+        }
+    }
+
+    fn name(&self, key: &str) -> String {
+        if self.path.is_empty() {
+            key.to_owned()
+        } else {
+            format!("{}.{key}", self.path)
+        }
+    }
+
+    /// Error about a key of this object.
+    pub fn error(&self, key: &str, expected: impl Into<String>) -> Error {
+        let found = self
+            .map
+            .get(key)
+            .map_or_else(|| "missing".to_owned(), shorten);
+        Error::Config {
+            key: self.name(key),
+            found,
+            expected: expected.into(),
+        }
+    }
+
+    /// Error about a variant that is recognised and not implemented.
+    pub fn unsupported(&self, key: &str, supported: impl Into<String>) -> Error {
+        let found = self
+            .map
+            .get(key)
+            .map_or_else(|| "missing".to_owned(), shorten);
+        Error::Unsupported {
+            what: format!("{} = {found}", self.name(key)),
+            supported: supported.into(),
+        }
+    }
+
+    /// The value, unless it is absent or null.
+    pub fn get(&self, key: &str) -> Option<&'a Value> {
+        self.map.get(key).filter(|value| !value.is_null())
+    }
+
+    /// First of several spellings that is present.
+    pub fn spelled<'k>(&self, keys: &[&'k str]) -> Option<&'k str> {
+        keys.iter().copied().find(|key| self.get(key).is_some())
+    }
+
+    /// Optional integer in a range.
+    pub fn opt_uint(&self, key: &str, range: RangeInclusive<usize>) -> Result<Option<usize>> {
+        let Some(value) = self.get(key) else {
+            return Ok(None);
+        };
+        let number = match value {
+            Value::Number(n) => n
+                .as_u64()
+                .or_else(|| {
+                    n.as_f64()
+                        .filter(|f| f.fract() == 0.0 && (0.0..1e15).contains(f))
+                        .map(|f| f as u64)
+                })
+                .and_then(|n| usize::try_from(n).ok()),
+            _ => None,
+        };
+        match number {
+            Some(n) if range.contains(&n) => Ok(Some(n)),
+            _ => Err(self.error(key, allowed(&range, "an integer"))),
+        }
+    }
+
+    /// Integer in a range.
+    pub fn uint_in(&self, key: &str, range: RangeInclusive<usize>) -> Result<usize> {
+        self.opt_uint(key, range.clone())?
+            .ok_or_else(|| self.error(key, allowed(&range, "an integer")))
+    }
+
+    /// Count from 1 to [`MAX_COUNT`].
+    pub fn uint(&self, key: &str) -> Result<usize> {
+        self.uint_in(key, 1..=MAX_COUNT)
+    }
+
+    /// Count from 1 to [`MAX_COUNT`], or a default.
+    pub fn uint_or(&self, key: &str, default: usize) -> Result<usize> {
+        Ok(self.opt_uint(key, 1..=MAX_COUNT)?.unwrap_or(default))
+    }
+
+    /// Count under the first spelling that is present.
+    pub fn uint_spelled(&self, keys: &[&str]) -> Result<usize> {
+        let key = self
+            .spelled(keys)
+            .or(keys.first().copied())
+            .unwrap_or_default();
+        self.uint(key)
+    }
+
+    /// Optional finite number in a range.
+    pub fn opt_float(&self, key: &str, range: RangeInclusive<f64>) -> Result<Option<f64>> {
+        let Some(value) = self.get(key) else {
+            return Ok(None);
+        };
+        match value
+            .as_f64()
+            .filter(|f| f.is_finite() && range.contains(f))
+        {
+            Some(number) => Ok(Some(number)),
+            None => Err(self.error(key, allowed(&range, "a number"))),
+        }
+    }
+
+    /// Number in a range, or a default.
+    pub fn float_or(&self, key: &str, default: f64, range: RangeInclusive<f64>) -> Result<f64> {
+        Ok(self.opt_float(key, range)?.unwrap_or(default))
+    }
+
+    /// Number in a range.
+    pub fn float_in(&self, key: &str, range: RangeInclusive<f64>) -> Result<f64> {
+        self.opt_float(key, range.clone())?
+            .ok_or_else(|| self.error(key, allowed(&range, "a number")))
+    }
+
+    /// Bool, or a default.
+    pub fn bool_or(&self, key: &str, default: bool) -> Result<bool> {
+        match self.get(key) {
+            None => Ok(default),
+            Some(Value::Bool(b)) => Ok(*b),
+            Some(_) => Err(self.error(key, "true or false")),
+        }
+    }
+
+    /// Optional text.
+    pub fn opt_str(&self, key: &str) -> Result<Option<&'a str>> {
+        match self.get(key) {
+            None => Ok(None),
+            Some(Value::String(text)) => Ok(Some(text)),
+            Some(_) => Err(self.error(key, "a string")),
+        }
+    }
+
+    /// Optional object.
+    pub fn section<'s>(&'s self, key: &'s str) -> Result<Option<Config<'s>>> {
+        match self.get(key) {
+            None => Ok(None),
+            Some(Value::Object(map)) => Ok(Some(Config { map, path: key })),
+            Some(_) => Err(self.error(key, "an object")),
+        }
+    }
+
+    /// Optional list of finite numbers.
+    pub fn opt_floats(&self, key: &str) -> Result<Option<Vec<f64>>> {
+        let Some(value) = self.get(key) else {
+            return Ok(None);
+        };
+        let list = value
+            .as_array()
+            .map(|list| list.iter().map(Value::as_f64).collect::<Option<Vec<_>>>());
+        match list.flatten() {
+            Some(list) if list.iter().all(|f| f.is_finite()) => Ok(Some(list)),
+            _ => Err(self.error(key, "a list of numbers")),
+        }
+    }
+
+    /// Optional list of integers up to [`MAX_COUNT`].
+    pub fn opt_uints(&self, key: &str) -> Result<Option<Vec<usize>>> {
+        let Some(value) = self.get(key) else {
+            return Ok(None);
+        };
+        let list = value.as_array().map(|list| {
+            list.iter()
+                .map(|v| {
+                    v.as_u64()
+                        .and_then(|n| usize::try_from(n).ok())
+                        .filter(|&n| n <= MAX_COUNT)
+                })
+                .collect::<Option<Vec<_>>>()
+        });
+        list.flatten()
+            .map(Some)
+            .ok_or_else(|| self.error(key, "a list of integers"))
+    }
+
+    /// Optional list of texts.
+    pub fn opt_strs(&self, key: &str) -> Result<Option<Vec<&'a str>>> {
+        let Some(value) = self.get(key) else {
+            return Ok(None);
+        };
+        let list = value
+            .as_array()
+            .map(|list| list.iter().map(Value::as_str).collect::<Option<Vec<_>>>());
+        list.flatten()
+            .map(Some)
+            .ok_or_else(|| self.error(key, "a list of strings"))
+    }
+
+    /// Checks that `part` divides `whole`, both keys of this object.
+    pub fn divides(&self, part: (&str, usize), whole: (&str, usize)) -> Result<()> {
+        if part.1 > 0 && whole.1.is_multiple_of(part.1) {
+            return Ok(());
+        }
+        Err(Error::Config {
+            key: self.name(whole.0),
+            found: whole.1.to_string(),
+            expected: format!("a multiple of {} ({})", self.name(part.0), part.1),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn message<T: core::fmt::Debug>(result: Result<T>) -> String {
+        result.unwrap_err().to_string()
+    }
+
+    #[test]
+    fn numbers_are_read_as_json_writers_spell_them() {
+        let value = json!({"a": 5, "b": 1e5, "c": 2.0, "d": null});
+        let config = Config::root(&value).unwrap();
+        assert_eq!(config.uint("a").unwrap(), 5);
+        assert_eq!(config.uint("b").unwrap(), 100_000);
+        assert_eq!(config.uint("c").unwrap(), 2);
+        assert_eq!(config.uint_or("d", 7).unwrap(), 7);
+    }
+
+    #[test]
+    fn errors_name_key_value_and_what_is_allowed() {
+        let value = json!({"heads": "8", "zero": 0, "neg": -1, "half": 1.5, "s": {"t": []}});
+        let config = Config::root(&value).unwrap();
+        assert_eq!(
+            message(config.uint("heads")),
+            "config key \"heads\" is \"8\": expected an integer from 1 to 16777216"
+        );
+        for key in ["zero", "neg", "half", "missing"] {
+            assert!(config.uint(key).is_err(), "{key}");
+        }
+        let section = config.section("s").unwrap().unwrap();
+        assert_eq!(
+            message(section.opt_str("t")),
+            "config key \"s.t\" is []: expected a string"
+        );
+        assert!(message(config.divides(("kv", 3), ("heads", 8))).contains("a multiple of kv (3)"));
+    }
+
+    #[test]
+    fn the_root_must_be_an_object() {
+        assert!(message(Config::root(&json!([1])).map(|_| ())).contains("a JSON object"));
+    }
+}

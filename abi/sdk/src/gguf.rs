@@ -1,0 +1,146 @@
+//! GGUF: how a file's metadata and tensors map to an architecture. The host reads the file; the
+//! family says what its parts mean.
+
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+use std::collections::BTreeMap;
+
+use crate::{Error, Result};
+
+/// What the host tells of a GGUF file: metadata (long arrays left out) and tensors.
+#[derive(Debug, Clone, Deserialize)]
+pub struct GgufSummary {
+    /// Metadata keys.
+    pub metadata: Map<String, Value>,
+    /// Tensors by name.
+    pub tensors: BTreeMap<String, GgufTensor>,
+}
+
+/// One tensor of a GGUF file.
+#[derive(Debug, Clone, Deserialize)]
+pub struct GgufTensor {
+    /// Row-major shape.
+    pub shape: Vec<usize>,
+    /// ggml type name, such as `Q4_K`.
+    #[serde(rename = "type")]
+    pub ggml_type: String,
+}
+
+/// A change to a tensor on its way in.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[serde(tag = "op", rename_all = "snake_case")]
+pub enum GgufOp {
+    /// Undoes the row order of llama.cpp's interleaved rotary embedding.
+    UnpermuteRope {
+        /// Heads in the rows.
+        heads: usize,
+    },
+    /// Adds a constant.
+    Add {
+        /// The constant.
+        value: f64,
+    },
+    /// Gives a new shape.
+    Reshape {
+        /// Row-major.
+        shape: Vec<usize>,
+    },
+    /// Takes some of the rows.
+    SliceRows {
+        /// First row.
+        start: usize,
+        /// Number of rows.
+        len: usize,
+    },
+}
+
+/// One tensor of the checkpoint to be, made from one of the file's.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct GgufMapping {
+    /// Name in the file.
+    pub from: String,
+    /// Name for the family.
+    pub to: String,
+    /// Changes, in order.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub ops: Vec<GgufOp>,
+}
+
+/// The whole mapping.
+#[derive(Debug, Clone, Default, Serialize)]
+pub struct GgufAdapter {
+    /// The configuration as `config.json` would have it.
+    pub config: Map<String, Value>,
+    /// Tensors.
+    pub tensors: Vec<GgufMapping>,
+    /// Tensors of the file that are not needed.
+    pub ignore: Vec<String>,
+}
+
+impl GgufSummary {
+    /// Metadata value by key.
+    pub fn get(&self, key: &str) -> Option<&Value> {
+        self.metadata.get(key)
+    }
+
+    /// The file's architecture name.
+    pub fn architecture(&self) -> Result<&str> {
+        self.get("general.architecture")
+            .and_then(Value::as_str)
+            .ok_or_else(|| Error::Other("GGUF metadata has no \"general.architecture\"".to_owned()))
+    }
+
+    /// A number under `<architecture>.<key>` that must be there.
+    pub fn number(&self, key: &str) -> Result<&Value> {
+        let full = format!("{}.{key}", self.architecture()?);
+        self.metadata
+            .get(&full)
+            .filter(|value| value.is_number())
+            .ok_or_else(|| Error::Config {
+                key: full.clone(),
+                found: self
+                    .metadata
+                    .get(&full)
+                    .map_or_else(|| "missing".to_owned(), Value::to_string),
+                expected: "a number in the GGUF metadata".to_owned(),
+            })
+    }
+
+    /// A number under `<architecture>.<key>`, if there.
+    pub fn opt_number(&self, key: &str) -> Result<Option<&Value>> {
+        let full = format!("{}.{key}", self.architecture()?);
+        Ok(self.metadata.get(&full).filter(|value| value.is_number()))
+    }
+
+    /// Text under `<architecture>.<key>`, if there.
+    pub fn opt_text(&self, key: &str) -> Result<Option<&str>> {
+        let full = format!("{}.{key}", self.architecture()?);
+        Ok(self.metadata.get(&full).and_then(Value::as_str))
+    }
+
+    /// Whether the file has a tensor.
+    pub fn has(&self, name: &str) -> bool {
+        self.tensors.contains_key(name)
+    }
+}
+
+impl GgufAdapter {
+    /// Sets a configuration key.
+    pub fn set(&mut self, key: &str, value: impl Into<Value>) {
+        self.config.insert(key.to_owned(), value.into());
+    }
+
+    /// Maps a tensor as it is.
+    pub fn map(&mut self, from: impl Into<String>, to: impl Into<String>) {
+        self.map_with(from, to, Vec::new());
+    }
+
+    /// Maps a tensor with changes.
+    pub fn map_with(&mut self, from: impl Into<String>, to: impl Into<String>, ops: Vec<GgufOp>) {
+        self.tensors.push(GgufMapping {
+            from: from.into(),
+            to: to.into(),
+            ops,
+        });
+    }
+}

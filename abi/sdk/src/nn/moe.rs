@@ -1,0 +1,220 @@
+//! Mixture-of-experts building blocks: routing and gathered expert products.
+
+use mlxcel_abi::DType;
+
+use crate::nn::{Activation, Linear};
+use crate::ops::QuantizedTensor;
+use crate::{Error, Result, Tensor, Weights, quant};
+
+/// Experts of every row with their weights.
+#[derive(Debug, Clone)]
+pub struct Routing {
+    /// `[T, K]` u32.
+    pub experts: Tensor,
+    /// `[T, K]` in the activations' dtype.
+    pub weights: Tensor,
+}
+
+/// Top-k routing over softmax scores.
+#[derive(Debug, Clone)]
+pub struct TopKRouter {
+    gate: Linear,
+    n_experts: usize,
+    top_k: usize,
+    renormalise: bool,
+}
+
+impl TopKRouter {
+    /// Loads `gate` `[n_experts, hidden]`. `renormalise`: the chosen scores are made to sum to 1.
+    pub fn load(
+        weights: &Weights,
+        hidden: usize,
+        n_experts: usize,
+        top_k: usize,
+        renormalise: bool,
+    ) -> Result<Self> {
+        let gate = Linear::load(weights, hidden, n_experts, false)?;
+        Ok(Self {
+            gate,
+            n_experts,
+            top_k,
+            renormalise,
+        })
+    }
+
+    /// Routes `[T, hidden]`.
+    pub fn forward(&self, x: &Tensor) -> Result<Routing> {
+        let dtype = x.dtype()?;
+        let scores = self.gate.forward(x)?.cast(DType::F32)?.softmax(-1)?; // [T, E]
+        let (n, k) = (self.n_experts as i64, self.top_k as i64);
+        let experts = if n == k {
+            scores.argsort(-1)?
+        } else {
+            scores.argpartition(n - k, -1)?.narrow(1, n - k, k)? // [T, K]
+        };
+        let mut chosen = scores.take_along(&experts, 1)?;
+        if self.renormalise {
+            chosen = chosen.div(&chosen.sum(&[-1], true)?)?;
+        }
+        Ok(Routing {
+            experts,
+            weights: chosen.cast(dtype)?,
+        })
+    }
+}
+
+#[derive(Debug, Clone)]
+enum Stack {
+    /// `[E, in, out]` view.
+    Plain(Tensor),
+    Quantized(QuantizedTensor),
+}
+
+impl Stack {
+    fn forward(&self, x: &Tensor, rows: &Tensor, experts: &Tensor) -> Result<Tensor> {
+        match self {
+            Self::Plain(w) => x.gather_matmul(w, Some(rows), Some(experts), false),
+            Self::Quantized(w) => w.gather_matmul_t(x, Some(rows), experts, false),
+        }
+    }
+}
+
+/// Gated experts stacked along a leading axis.
+#[derive(Debug, Clone)]
+pub struct Experts {
+    gate: Stack,
+    up: Stack,
+    down: Stack,
+    activation: Activation,
+}
+
+impl Experts {
+    /// Loads experts, either stacked under `stacked` (`gate_proj`, `up_proj`, `down_proj` of shape
+    /// `[E, out, in]`) or one by one at `weights.<i>.<names[j]>`, `names` being gate, up and down.
+    pub fn load(
+        weights: &Weights,
+        stacked: &Weights,
+        names: [&str; 3],
+        n_experts: usize,
+        hidden: usize,
+        inner: usize,
+        activation: Activation,
+    ) -> Result<Self> {
+        let one = |slot: usize, rows: usize, columns: usize| -> Result<Stack> {
+            let stacked_name = ["gate_proj", "up_proj", "down_proj"]
+                .get(slot)
+                .copied()
+                .unwrap_or_default();
+            let whole = stacked.at(stacked_name);
+            if whole.contains("weight") {
+                return load_stacked(&whole, n_experts, rows, columns);
+            }
+            let name = names.get(slot).copied().unwrap_or_default();
+            let parts: Vec<Weights> = (0..n_experts)
+                .map(|i| weights.at_index(i).at(name))
+                .collect();
+            load_separate(&parts, rows, columns)
+        };
+        Ok(Self {
+            gate: one(0, inner, hidden)?,
+            up: one(1, inner, hidden)?,
+            down: one(2, hidden, inner)?,
+            activation,
+        })
+    }
+
+    /// Sum of the chosen experts' outputs for `[T, hidden]`, weighted.
+    pub fn forward(&self, x: &Tensor, routing: &Routing) -> Result<Tensor> {
+        let (rows, k) = (x.dim(0)?, routing.experts.dim(1)?);
+        let backend = x.backend();
+        let x = x.unsqueeze(1)?; // [T, 1, hidden]: one matrix per row
+        let row_of = Tensor::arange(backend, 0.0, rows as f64, 1.0, DType::U32)?
+            .reshape(&[rows, 1])?
+            .broadcast_to(&[rows, k])?;
+        let gate = self.gate.forward(&x, &row_of, &routing.experts)?; // [T, K, 1, inner]
+        let up = self.up.forward(&x, &row_of, &routing.experts)?;
+        let inner = gate.glu(self.activation.glu_kind(), &up)?;
+        let width = inner.dim(-1)?;
+        let flat = inner.reshape(&[rows * k, 1, width])?;
+        let pair_of = Tensor::arange(backend, 0.0, (rows * k) as f64, 1.0, DType::U32)?
+            .reshape(&[rows, k])?;
+        let out = self.down.forward(&flat, &pair_of, &routing.experts)?; // [T, K, 1, hidden]
+        let hidden = out.dim(-1)?;
+        out.reshape(&[rows, k, hidden])?
+            .mul(&routing.weights.unsqueeze(2)?)?
+            .sum(&[1], false)
+    }
+}
+
+fn load_stacked(weights: &Weights, n: usize, rows: usize, columns: usize) -> Result<Stack> {
+    match weights.quant()? {
+        Some(spec) => Ok(Stack::Quantized(quant::load(
+            weights,
+            spec,
+            &[n as i64],
+            rows,
+            columns,
+        )?)),
+        None => Ok(Stack::Plain(
+            weights
+                .tensor("weight", &[n as i64, rows as i64, columns as i64])?
+                .t()?,
+        )),
+    }
+}
+
+fn load_separate(parts: &[Weights], rows: usize, columns: usize) -> Result<Stack> {
+    let Some(first) = parts.first() else {
+        return Err(Error::Other(
+            "a mixture of experts needs at least one expert".to_owned(),
+        ));
+    };
+    let join = |tensors: Vec<Tensor>| -> Result<Tensor> {
+        let tensors = tensors
+            .iter()
+            .map(|t| t.unsqueeze(0))
+            .collect::<Result<Vec<_>>>()?;
+        let joined = Tensor::concat(first.backend(), &tensors.iter().collect::<Vec<_>>(), 0)?;
+        first.keep(&joined);
+        Ok(joined)
+    };
+    let Some(spec) = first.quant()? else {
+        let shape = [rows as i64, columns as i64];
+        let plain = parts
+            .iter()
+            .map(|p| p.tensor("weight", &shape))
+            .collect::<Result<Vec<_>>>()?;
+        return Ok(Stack::Plain(join(plain)?.t()?));
+    };
+    let mut loaded = Vec::with_capacity(parts.len());
+    for part in parts {
+        let own = part.quant()?;
+        let same = own.is_some_and(|own| {
+            (own.mode, own.bits, own.group_size) == (spec.mode, spec.bits, spec.group_size)
+        });
+        if !same {
+            return Err(Error::Quantization {
+                name: part.path().to_owned(),
+                message: format!(
+                    "experts of one layer must be quantised alike, as {} is",
+                    first.path()
+                ),
+            });
+        }
+        loaded.push(quant::load(part, spec, &[], rows, columns)?);
+    }
+    let weight = join(loaded.iter().map(|q| q.weight.clone()).collect())?;
+    let scales = join(loaded.iter().map(|q| q.scales.clone()).collect())?;
+    let biases: Vec<Tensor> = loaded.iter().filter_map(|q| q.biases.clone()).collect();
+    let biases = if biases.is_empty() {
+        None
+    } else {
+        Some(join(biases)?)
+    };
+    Ok(Stack::Quantized(QuantizedTensor {
+        weight,
+        scales,
+        biases,
+        spec,
+    }))
+}

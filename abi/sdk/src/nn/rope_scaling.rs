@@ -1,0 +1,248 @@
+//! Reading of rotary embedding settings, in both spellings: `rope_theta` + `rope_scaling`, and the
+//! newer `rope_parameters`. Formulas are in `rope.rs`.
+
+use crate::{Config, Result};
+
+/// Settings of a rotary embedding.
+#[derive(Debug, Clone, PartialEq)]
+pub struct RopeConfig {
+    /// Base of the frequencies.
+    pub base: f64,
+    /// Features rotated.
+    pub dims: usize,
+    /// How positions beyond the original context are handled.
+    pub scaling: RopeScaling,
+}
+
+/// The known ways to stretch a context.
+#[derive(Debug, Clone, PartialEq)]
+pub enum RopeScaling {
+    /// None.
+    Plain,
+    /// Positions divided by a factor (Chen et al. 2023).
+    Linear {
+        /// Divisor.
+        factor: f64,
+    },
+    /// Base raised with the length, "dynamic NTK".
+    Dynamic {
+        /// Stretch at the limit.
+        factor: f64,
+        /// Context before stretching.
+        original: f64,
+    },
+    /// Interpolation by parts with a temperature (Peng et al. 2023).
+    Yarn {
+        /// Stretch.
+        factor: f64,
+        /// Context before stretching.
+        original: f64,
+        /// Rotations above which nothing is interpolated.
+        beta_fast: f64,
+        /// Rotations below which everything is.
+        beta_slow: f64,
+        /// Factor on queries and keys.
+        attention_factor: f64,
+        /// Whether the bounds of the ramp are rounded outwards.
+        truncate: bool,
+    },
+    /// Llama 3.1's interpolation by wavelength.
+    Llama3 {
+        /// Stretch of long wavelengths.
+        factor: f64,
+        /// Bound of long wavelengths, in contexts.
+        low: f64,
+        /// Bound of short wavelengths, in contexts.
+        high: f64,
+        /// Context before stretching.
+        original: f64,
+    },
+    /// A factor per frequency, one list for short and one for long contexts (Ding et al. 2024).
+    LongRope {
+        /// Used when the model is run within the original context.
+        short: Vec<f64>,
+        /// Used otherwise.
+        long: Vec<f64>,
+        /// Context before stretching.
+        original: usize,
+        /// Longest context of the configuration.
+        limit: usize,
+        /// Factor on queries and keys.
+        attention_factor: f64,
+    },
+}
+
+const FACTOR: core::ops::RangeInclusive<f64> = 1e-3..=1e6;
+
+impl RopeConfig {
+    /// Reads the settings of a model whose heads are `head_dim` wide. `layer_type` picks one of
+    /// several settings where the configuration nests them by type of layer.
+    pub fn read(config: &Config<'_>, head_dim: usize, layer_type: Option<&str>) -> Result<Self> {
+        let outer = config.section("rope_parameters")?;
+        let nested = match (&outer, layer_type) {
+            (Some(outer), Some(kind)) => outer.section(kind)?,
+            _ => None,
+        };
+        let legacy = config.section("rope_scaling")?;
+        let settings = nested.or(outer).or(legacy);
+        let base_range = 1.0..=1e12;
+        let base = match settings
+            .map(|s| s.opt_float("rope_theta", base_range.clone()))
+            .transpose()?
+            .flatten()
+        {
+            Some(base) => base,
+            None => config.float_or("rope_theta", 10_000.0, base_range)?,
+        };
+        let partial_range = 1e-3..=1.0;
+        let partial = match settings
+            .map(|s| s.opt_float("partial_rotary_factor", partial_range.clone()))
+            .transpose()?
+            .flatten()
+        {
+            Some(partial) => partial,
+            None => config.float_or("partial_rotary_factor", 1.0, partial_range)?,
+        };
+        let dims = (head_dim as f64 * partial) as usize;
+        if dims == 0 || !dims.is_multiple_of(2) {
+            return Err(config.error(
+                "partial_rotary_factor",
+                format!("a factor that rotates an even, non-zero part of {head_dim} features (this gives {dims})"),
+            ));
+        }
+        let scaling = match &settings {
+            Some(settings) => read_scaling(config, settings, dims)?,
+            None => RopeScaling::Plain,
+        };
+        Ok(Self {
+            base,
+            dims,
+            scaling,
+        })
+    }
+}
+
+fn read_scaling(config: &Config<'_>, settings: &Config<'_>, dims: usize) -> Result<RopeScaling> {
+    let key = settings.spelled(&["rope_type", "type"]);
+    let kind = match key {
+        Some(key) => settings.opt_str(key)?.unwrap_or("default"),
+        None => "default",
+    };
+    let limit = config.uint_or("max_position_embeddings", 2048)?;
+    let original = |fallback: usize| -> Result<f64> {
+        let name = "original_max_position_embeddings";
+        let range = 1.0..=1e9;
+        Ok(match settings.opt_float(name, range.clone())? {
+            Some(value) => value,
+            None => config.float_or(name, fallback as f64, range)?,
+        })
+    };
+    match kind {
+        "default" => Ok(RopeScaling::Plain),
+        "linear" => Ok(RopeScaling::Linear {
+            factor: settings.float_in("factor", FACTOR)?,
+        }),
+        "dynamic" => Ok(RopeScaling::Dynamic {
+            factor: settings.float_in("factor", FACTOR)?,
+            original: original(limit)?,
+        }),
+        "yarn" => read_yarn(settings, original(limit)?, limit),
+        "llama3" => {
+            let scaling = RopeScaling::Llama3 {
+                factor: settings.float_in("factor", FACTOR)?,
+                low: settings.float_in("low_freq_factor", FACTOR)?,
+                high: settings.float_in("high_freq_factor", FACTOR)?,
+                original: original(limit)?,
+            };
+            if let RopeScaling::Llama3 { low, high, .. } = scaling
+                && low >= high
+            {
+                return Err(settings.error(
+                    "high_freq_factor",
+                    format!("more than low_freq_factor ({low})"),
+                ));
+            }
+            Ok(scaling)
+        }
+        "longrope" | "su" => read_longrope(config, settings, dims, limit, original(limit)?),
+        _ => Err(settings.unsupported(
+            key.unwrap_or("rope_type"),
+            "known rope types are default, linear, dynamic, yarn, llama3 and longrope",
+        )),
+    }
+}
+
+fn read_yarn(settings: &Config<'_>, original: f64, limit: usize) -> Result<RopeScaling> {
+    let factor = match settings.opt_float("factor", FACTOR)? {
+        Some(factor) => factor,
+        None => limit as f64 / original,
+    };
+    // Temperature of the softmax: section 3.4 of the YaRN paper; the two `mscale` keys are
+    // DeepSeek's generalisation of it.
+    let mscale = |m: f64| {
+        if factor <= 1.0 {
+            1.0
+        } else {
+            0.1 * m * factor.ln() + 1.0
+        }
+    };
+    let scale_range = 0.0..=1e3;
+    let attention_factor = match settings.opt_float("attention_factor", 1e-3..=1e3)? {
+        Some(given) => given,
+        None => {
+            let own = settings
+                .opt_float("mscale", scale_range.clone())?
+                .filter(|m| *m > 0.0);
+            let all = settings
+                .opt_float("mscale_all_dim", scale_range)?
+                .filter(|m| *m > 0.0);
+            match (own, all) {
+                (Some(own), Some(all)) => mscale(own) / mscale(all),
+                _ => mscale(1.0),
+            }
+        }
+    };
+    Ok(RopeScaling::Yarn {
+        factor,
+        original,
+        beta_fast: settings.float_or("beta_fast", 32.0, FACTOR)?,
+        beta_slow: settings.float_or("beta_slow", 1.0, FACTOR)?,
+        attention_factor,
+        truncate: settings.bool_or("truncate", true)?,
+    })
+}
+
+fn read_longrope(
+    config: &Config<'_>,
+    settings: &Config<'_>,
+    dims: usize,
+    limit: usize,
+    original: f64,
+) -> Result<RopeScaling> {
+    let list = |key: &str| -> Result<Vec<f64>> {
+        let expected = format!("a list of {} positive numbers", dims / 2);
+        match settings.opt_floats(key)? {
+            Some(list) if list.len() == dims / 2 && list.iter().all(|f| *f > 0.0) => Ok(list),
+            _ => Err(settings.error(key, expected)),
+        }
+    };
+    let factor = match settings.opt_float("factor", FACTOR)? {
+        Some(factor) => factor,
+        None => limit as f64 / original,
+    };
+    let attention_factor = match settings.opt_float("attention_factor", 1e-3..=1e3)? {
+        Some(given) => given,
+        None if factor <= 1.0 => 1.0,
+        None if original <= 1.0 => {
+            return Err(config.error("original_max_position_embeddings", "more than 1"));
+        }
+        None => (1.0 + factor.ln() / original.ln()).sqrt(),
+    };
+    Ok(RopeScaling::LongRope {
+        short: list("short_factor")?,
+        long: list("long_factor")?,
+        original: original as usize,
+        limit,
+        attention_factor,
+    })
+}

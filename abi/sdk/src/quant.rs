@@ -1,0 +1,61 @@
+//! Quantised weights from a checkpoint, checked against the shape that the layer needs.
+
+use mlxcel_abi::DType;
+use mlxcel_abi::kinds::quant;
+use mlxcel_abi::ops_args::QuantSpec;
+
+pub use crate::ops::QuantizedTensor;
+use crate::{Error, Result, Weights};
+
+/// Loads a quantised weight of logical shape `leading + [rows, columns]` at `weights`, which has
+/// `weight`, `scales` and, when affine, `biases`.
+pub fn load(
+    weights: &Weights,
+    spec: QuantSpec,
+    leading: &[i64],
+    rows: usize,
+    columns: usize,
+) -> Result<QuantizedTensor> {
+    let group = spec.group_size as usize;
+    let bits = spec.bits as usize;
+    if group == 0 || !columns.is_multiple_of(group) || !(columns * bits).is_multiple_of(32) {
+        return Err(Error::Quantization {
+            name: format!("{}.weight", weights.path()),
+            message: format!(
+                "{columns} columns do not divide into groups of {group} at {bits} bits"
+            ),
+        });
+    }
+    let shape = |last: usize| -> Vec<i64> {
+        leading
+            .iter()
+            .copied()
+            .chain([rows as i64, last as i64])
+            .collect()
+    };
+    let weight = weights.stored("weight", &shape(columns * bits / 32))?;
+    if weight.dtype()? != DType::U32 {
+        return Err(Error::Quantization {
+            name: format!("{}.weight", weights.path()),
+            message: format!(
+                "stored as {}, packed weights are u32",
+                weight.dtype()?.name()
+            ),
+        });
+    }
+    let groups = shape(columns / group);
+    let (scales, biases) = if spec.mode == quant::AFFINE {
+        (
+            weights.tensor("scales", &groups)?,
+            Some(weights.tensor("biases", &groups)?),
+        )
+    } else {
+        (weights.stored("scales", &groups)?, None)
+    };
+    Ok(QuantizedTensor {
+        weight,
+        scales,
+        biases,
+        spec,
+    })
+}

@@ -1,0 +1,1 @@
+//! Test kit: reference backend, conformance suite, family checks.

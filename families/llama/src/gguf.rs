@@ -1,0 +1,195 @@
+//! GGUF files of the llama line, as llama.cpp's converter writes them: names, metadata keys, and
+//! the interleaved order of query and key rows that has to be undone.
+
+use mlxcel_sdk::gguf::GgufOp;
+use mlxcel_sdk::prelude::*;
+
+/// Which architecture the file is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// A dense decoder.
+    Dense {
+        /// `model_type` of the rebuilt configuration.
+        model_type: &'static str,
+    },
+    /// A mixture of experts.
+    Mixtral,
+}
+
+const NUMBERS: [(&str, &str); 6] = [
+    ("embedding_length", "hidden_size"),
+    ("block_count", "num_hidden_layers"),
+    ("feed_forward_length", "intermediate_size"),
+    ("attention.head_count", "num_attention_heads"),
+    ("context_length", "max_position_embeddings"),
+    ("attention.layer_norm_rms_epsilon", "rms_norm_eps"),
+];
+
+const LAYER_TENSORS: [(&str, &str); 7] = [
+    ("attn_v", "self_attn.v_proj"),
+    ("attn_output", "self_attn.o_proj"),
+    ("ffn_gate", "mlp.gate_proj"),
+    ("ffn_up", "mlp.up_proj"),
+    ("ffn_down", "mlp.down_proj"),
+    ("attn_norm", "input_layernorm"),
+    ("ffn_norm", "post_attention_layernorm"),
+];
+
+pub(crate) fn adapt(summary: &GgufSummary, kind: Kind) -> Result<GgufAdapter> {
+    let experts = summary
+        .opt_number("expert_count")?
+        .and_then(|v| v.as_u64())
+        .unwrap_or(0);
+    if (experts > 0) != (kind == Kind::Mixtral) {
+        return Err(Error::Unsupported {
+            what: format!("a GGUF file with {experts} experts"),
+            supported: "dense files are llama's, files with experts are mixtral's".to_owned(),
+        });
+    }
+    let mut adapter = GgufAdapter::default();
+    read_config(summary, kind, &mut adapter)?;
+    let count = |key: &str| -> Result<usize> {
+        let number = summary.number(key)?;
+        number
+            .as_u64()
+            .and_then(|n| usize::try_from(n).ok())
+            .filter(|n| (1..=4096).contains(n))
+            .ok_or_else(|| Error::Config {
+                key: key.to_owned(),
+                found: number.to_string(),
+                expected: "an integer from 1 to 4096".to_owned(),
+            })
+    };
+    let heads = count("attention.head_count")?;
+    let kv_heads = if summary.opt_number("attention.head_count_kv")?.is_some() {
+        count("attention.head_count_kv")?
+    } else {
+        heads
+    };
+    adapter.set("num_key_value_heads", kv_heads);
+
+    adapter.map("token_embd.weight", "model.embed_tokens.weight");
+    adapter.map("output_norm.weight", "model.norm.weight");
+    let tied = !summary.has("output.weight");
+    adapter.set("tie_word_embeddings", tied);
+    if !tied {
+        adapter.map("output.weight", "lm_head.weight");
+    }
+    if summary.has("rope_freqs.weight") {
+        adapter.map("rope_freqs.weight", "model.rope_factors.weight");
+    }
+    let biased = summary.has("blk.0.attn_q.bias");
+    adapter.set("attention_bias", biased);
+    adapter.set("mlp_bias", summary.has("blk.0.ffn_gate.bias"));
+    for layer in 0..count("block_count")? {
+        map_layer(summary, &mut adapter, layer, heads, kv_heads);
+        if kind == Kind::Mixtral {
+            map_experts(&mut adapter, layer);
+        }
+    }
+    Ok(adapter)
+}
+
+fn read_config(summary: &GgufSummary, kind: Kind, adapter: &mut GgufAdapter) -> Result<()> {
+    let model_type = match kind {
+        Kind::Dense { model_type } => model_type,
+        Kind::Mixtral => "mixtral",
+    };
+    adapter.set("model_type", model_type);
+    for (from, to) in NUMBERS {
+        adapter.set(to, summary.number(from)?.clone());
+    }
+    let rows = summary
+        .tensors
+        .get("token_embd.weight")
+        .and_then(|t| t.shape.first().copied());
+    let rows = rows.ok_or_else(|| Error::MissingTensor {
+        name: "token_embd.weight".to_owned(),
+        expected: "[vocabulary, hidden]".to_owned(),
+    })?;
+    adapter.set("vocab_size", rows);
+    if let Some(width) = summary
+        .opt_number("attention.key_length")?
+        .or(summary.opt_number("rope.dimension_count")?)
+    {
+        adapter.set("head_dim", width.clone());
+    }
+    if let Some(base) = summary.opt_number("rope.freq_base")? {
+        adapter.set("rope_theta", base.clone());
+    }
+    for (from, to) in [
+        ("expert_count", "num_local_experts"),
+        ("expert_used_count", "num_experts_per_tok"),
+    ] {
+        if let Some(value) = summary.opt_number(from)? {
+            adapter.set(to, value.clone());
+        }
+    }
+    read_scaling(summary, adapter)
+}
+
+fn read_scaling(summary: &GgufSummary, adapter: &mut GgufAdapter) -> Result<()> {
+    let Some(kind) = summary.opt_text("rope.scaling.type")? else {
+        return Ok(());
+    };
+    if kind == "none" {
+        return Ok(());
+    }
+    let mut scaling = serde_json::Map::new();
+    scaling.insert("rope_type".to_owned(), kind.into());
+    for (from, to) in [
+        ("rope.scaling.factor", "factor"),
+        (
+            "rope.scaling.original_context_length",
+            "original_max_position_embeddings",
+        ),
+    ] {
+        if let Some(value) = summary.opt_number(from)? {
+            scaling.insert(to.to_owned(), value.clone());
+        }
+    }
+    adapter.set("rope_scaling", scaling);
+    Ok(())
+}
+
+fn map_layer(
+    summary: &GgufSummary,
+    adapter: &mut GgufAdapter,
+    layer: usize,
+    heads: usize,
+    kv_heads: usize,
+) {
+    for part in ["weight", "bias"] {
+        for (from, to, heads) in [("attn_q", "q_proj", heads), ("attn_k", "k_proj", kv_heads)] {
+            let from = format!("blk.{layer}.{from}.{part}");
+            if summary.has(&from) {
+                let to = format!("model.layers.{layer}.self_attn.{to}.{part}");
+                adapter.map_with(from, to, vec![GgufOp::UnpermuteRope { heads }]);
+            }
+        }
+        for (from, to) in LAYER_TENSORS {
+            let from = format!("blk.{layer}.{from}.{part}");
+            if summary.has(&from) {
+                adapter.map(from, format!("model.layers.{layer}.{to}.{part}"));
+            }
+        }
+    }
+}
+
+fn map_experts(adapter: &mut GgufAdapter, layer: usize) {
+    let to = format!("model.layers.{layer}.block_sparse_moe");
+    adapter.map(
+        format!("blk.{layer}.ffn_gate_inp.weight"),
+        format!("{to}.gate.weight"),
+    );
+    for (from, name) in [
+        ("gate", "gate_proj"),
+        ("up", "up_proj"),
+        ("down", "down_proj"),
+    ] {
+        adapter.map(
+            format!("blk.{layer}.ffn_{from}_exps.weight"),
+            format!("{to}.switch_mlp.{name}.weight"),
+        );
+    }
+}

@@ -1,0 +1,70 @@
+//! `llama` and `mistral`, and everything published under these two model types: tied or own head,
+//! biases, explicit head width, scaled rotary embeddings, sliding windows.
+
+use mlxcel_sdk::nn::GatedMlp;
+use mlxcel_sdk::prelude::*;
+
+use crate::config::{DecoderConfig, Defaults};
+use crate::gguf;
+use crate::model::{Decoder, FeedForward};
+
+struct Llama;
+
+architecture! {
+    Llama,
+    id: "llama", display_name: "Llama", category: "dense", task: "text-generation",
+    model_types: ["llama", "mistral"], gguf: ["llama"],
+    aliases: ["Llama 2", "Llama 3", "Llama 3.1", "Llama 3.2", "Mistral 7B", "SmolLM", "SmolLM2", "TinyLlama", "Yi"],
+    runtimes: ["generate"], modalities_in: ["text"], output: "tokens",
+    backends: ["cpu": "supported"], kv_modes: ["fp16"],
+}
+
+fn read(config: &Config<'_>) -> Result<DecoderConfig> {
+    let window = config.opt_str("model_type")? == Some("mistral");
+    DecoderConfig::read(
+        config,
+        &Defaults {
+            tied: false,
+            window,
+        },
+    )
+}
+
+impl Architecture for Llama {
+    fn probe(&self, config: &Config<'_>) -> Probe {
+        if let Some(key) = config.spelled(&["vision_config", "audio_config"]) {
+            return Probe::refused(format!(
+                "the config has \"{key}\": this is the text-only architecture"
+            ));
+        }
+        Probe::fits(100, "model_type")
+    }
+
+    fn describe(&self, config: &Config<'_>) -> Result<ModelDesc> {
+        Ok(read(config)?.describe("llama"))
+    }
+
+    fn adapt_gguf(&self, summary: &GgufSummary) -> Result<GgufAdapter> {
+        gguf::adapt(
+            summary,
+            gguf::Kind::Dense {
+                model_type: "llama",
+            },
+        )
+    }
+
+    fn load(&self, config: &Config<'_>, weights: &Weights) -> Result<Box<dyn Model>> {
+        let config = read(config)?;
+        let model = Decoder::load(&config, weights, |layer| {
+            let mlp = GatedMlp::load(
+                &layer.at("mlp"),
+                config.hidden,
+                config.inner,
+                config.mlp_bias,
+                config.activation,
+            )?;
+            Ok(Box::new(mlp) as Box<dyn FeedForward>)
+        })?;
+        Ok(Box::new(model))
+    }
+}
