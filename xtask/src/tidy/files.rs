@@ -13,6 +13,8 @@ pub struct TextFile {
     pub text: String,
     /// For Rust: the text with comments and literals blanked, line by line the same.
     pub code: Option<String>,
+    /// Declared by another file as `#[cfg(test)] mod name;`.
+    declared_as_test: bool,
 }
 
 impl TextFile {
@@ -22,6 +24,7 @@ impl TextFile {
             path: path.to_owned(),
             text,
             code,
+            declared_as_test: false,
         }
     }
 
@@ -38,7 +41,8 @@ impl TextFile {
     pub fn is_test(&self) -> bool {
         let parts: Vec<&str> = self.path.split('/').collect();
         let dirs = parts.get(..parts.len().saturating_sub(1)).unwrap_or(&[]);
-        dirs.iter().any(|dir| matches!(*dir, "tests" | "benches"))
+        self.declared_as_test
+            || dirs.iter().any(|dir| matches!(*dir, "tests" | "benches"))
             || matches!(parts.last(), Some(&"tests.rs"))
     }
 }
@@ -77,6 +81,7 @@ fn is_text(name: &str) -> bool {
 pub fn read(root: &Path) -> Result<Vec<TextFile>, Error> {
     let mut files = Vec::new();
     walk(root, root, &mut files)?;
+    mark_declared_tests(&mut files);
     files.sort_by(|a, b| a.path.cmp(&b.path));
     Ok(files)
 }
@@ -103,9 +108,59 @@ fn walk(root: &Path, dir: &Path, files: &mut Vec<TextFile>) -> Result<(), Error>
     Ok(())
 }
 
+/// Modules that exist in test builds only, and all below them.
+fn mark_declared_tests(files: &mut [TextFile]) {
+    let declared: Vec<String> = files
+        .iter()
+        .filter_map(|file| Some((file, file.code.as_deref()?)))
+        .flat_map(|(file, code)| {
+            let home = module_folder(&file.path);
+            rust_source::test_module_names(code)
+                .into_iter()
+                .map(move |name| format!("{home}{name}"))
+        })
+        .collect();
+    for file in files {
+        file.declared_as_test = declared.iter().any(|module| {
+            file.path
+                .strip_prefix(module.as_str())
+                .is_some_and(|rest| rest == ".rs" || rest.starts_with('/'))
+        });
+    }
+}
+
+/// Where the child modules of a file live, with a slash at the end.
+fn module_folder(path: &str) -> String {
+    let (folder, name) = path.rsplit_once('/').unwrap_or(("", path));
+    match name {
+        "mod.rs" | "lib.rs" | "main.rs" => format!("{folder}/"),
+        _ => format!("{}/", path.trim_end_matches(".rs")),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn modules_declared_for_tests_are_tests() {
+        let mut files = [
+            TextFile::new(
+                "a/src/text/mod.rs",
+                "#[cfg(test)]\nmod fixtures;\nmod real;\n".into(),
+            ),
+            TextFile::new("a/src/text/fixtures.rs", String::new()),
+            TextFile::new("a/src/text/fixtures/more.rs", String::new()),
+            TextFile::new(
+                "a/src/text/real.rs",
+                "#[cfg(test)]\npub(crate) mod cases;\n".into(),
+            ),
+            TextFile::new("a/src/text/real/cases.rs", String::new()),
+        ];
+        mark_declared_tests(&mut files);
+        let tests: Vec<bool> = files.iter().map(TextFile::is_test).collect();
+        assert_eq!(tests, [false, true, true, false, true]);
+    }
 
     #[test]
     fn knows_tests_from_code() {

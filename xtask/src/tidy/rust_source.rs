@@ -159,6 +159,22 @@ fn has_word(line: &str, word: &str) -> bool {
     })
 }
 
+/// Names in `#[cfg(test)] mod name;`, as rustfmt lays them out.
+pub fn test_module_names(code: &str) -> Vec<&str> {
+    let mut names = Vec::new();
+    let mut previous = "";
+    for line in code.lines().map(str::trim) {
+        if previous == "#[cfg(test)]" {
+            let name = line
+                .split_once("mod ")
+                .and_then(|(_, rest)| rest.strip_suffix(';'));
+            names.extend(name);
+        }
+        previous = line;
+    }
+    names
+}
+
 /// The lines of `#[cfg(test)] mod ... { }` blocks, as rustfmt lays them out (closing brace at the indent of `mod`).
 pub fn test_module_lines(code: &str) -> usize {
     let lines: Vec<&str> = code.lines().collect();
