@@ -67,7 +67,7 @@ pub struct PluginArgs {
     /// Optimised build
     #[arg(long)]
     pub release: bool,
-    /// Where to lay the packages out [default: target/<profile>/plugins]
+    /// Where to lay the packages out, instead of `plugins` in the folder of the profile under target
     #[arg(long, value_name = "DIR")]
     pub out: Option<PathBuf>,
     /// Backends to build (repeatable)
