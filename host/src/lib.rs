@@ -1,0 +1,3 @@
+//! The mlxcel host: engine, text pipeline, plugin loader and command line.
+
+pub mod plugin;

@@ -1,0 +1,2 @@
+//! The `mlxcel` command.
+fn main() {}

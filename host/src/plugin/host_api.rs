@@ -1,0 +1,76 @@
+//! The services that the host lends to every plugin: the log, and the query for extensions.
+
+use std::ffi::c_void;
+use std::sync::OnceLock;
+
+use mlxcel_abi::guard::guard;
+use mlxcel_abi::host::HostApi;
+use mlxcel_abi::kinds::log;
+use mlxcel_abi::{AbiError, ErrorObj, Status, Str, Table};
+
+/// A table that is never written after it was made.
+struct Fixed(HostApi);
+
+// SAFETY: the only pointer inside is `ctx`, which stays null; the functions touch no shared state.
+unsafe impl Send for Fixed {}
+// SAFETY: as above.
+unsafe impl Sync for Fixed {}
+
+/// The host's services; they live as long as the process.
+pub(super) fn host_api() -> &'static HostApi {
+    static API: OnceLock<Fixed> = OnceLock::new();
+    &API.get_or_init(|| {
+        Fixed(HostApi {
+            log: write_log,
+            query: query_extension,
+            ..HostApi::stubs()
+        })
+    })
+    .0
+}
+
+unsafe extern "C" fn write_log(
+    _ctx: *mut c_void,
+    level: u32,
+    target: Str,
+    message: Str,
+    err: *mut *mut ErrorObj,
+) -> Status {
+    let body = || {
+        let invalid = |_| AbiError::invalid("log text is not UTF-8");
+        // SAFETY: a `Str` argument is valid for the call.
+        let (plugin, text) = unsafe { (target.as_str(), message.as_str()) };
+        let (plugin, text) = (plugin.map_err(invalid)?, text.map_err(invalid)?);
+        // Levels are part of an event's static description, hence one call site for each.
+        match level {
+            log::ERROR => tracing::error!(target: "mlxcel::plugin", plugin, "{text}"),
+            log::WARN => tracing::warn!(target: "mlxcel::plugin", plugin, "{text}"),
+            log::INFO => tracing::info!(target: "mlxcel::plugin", plugin, "{text}"),
+            log::DEBUG => tracing::debug!(target: "mlxcel::plugin", plugin, "{text}"),
+            log::TRACE => tracing::trace!(target: "mlxcel::plugin", plugin, "{text}"),
+            other => return Err(AbiError::invalid(format!("unknown log level {other}"))),
+        }
+        Ok(())
+    };
+    // SAFETY: `err` is null or the caller's slot, as for every table function.
+    unsafe { guard(err, body) }
+}
+
+/// This host has no extension tables yet, which is what 0 says.
+unsafe extern "C" fn query_extension(
+    _ctx: *mut c_void,
+    _name: Str,
+    out: *mut usize,
+    err: *mut *mut ErrorObj,
+) -> Status {
+    let body = || {
+        if out.is_null() {
+            return Err(AbiError::invalid("query: out is null"));
+        }
+        // SAFETY: not null, and the caller's to write to.
+        unsafe { *out = 0 };
+        Ok(())
+    };
+    // SAFETY: `err` is null or the caller's slot, as for every table function.
+    unsafe { guard(err, body) }
+}
