@@ -13,7 +13,13 @@ use super::value::{Data, Mode, Value};
 fn dtypes(code: u32, a: DType, b: DType) -> Result<(DType, DType)> {
     let common = promote(a, b);
     match code {
-        kind::ADD | kind::SUB | kind::MUL | kind::FLOOR_DIV | kind::REM | kind::POW | kind::MIN
+        kind::ADD
+        | kind::SUB
+        | kind::MUL
+        | kind::FLOOR_DIV
+        | kind::REM
+        | kind::POW
+        | kind::MIN
         | kind::MAX => Ok((common, common)),
         kind::DIV | kind::ATAN2 | kind::LOGADDEXP => {
             let float = at_least_float(common);
@@ -34,7 +40,11 @@ fn dtypes(code: u32, a: DType, b: DType) -> Result<(DType, DType)> {
             }
             // Shifted bools would not fit a bool: MLX takes u8.
             let shifts = matches!(code, kind::SHL | kind::SHR);
-            let common = if shifts && common == DType::BOOL { DType::U8 } else { common };
+            let common = if shifts && common == DType::BOOL {
+                DType::U8
+            } else {
+                common
+            };
             Ok((common, common))
         }
         code => Err(AbiError::unimplemented(format!(
@@ -57,26 +67,52 @@ pub(super) fn binary(mode: Mode, code: u32, a: &Value, b: &Value) -> Result<Valu
             Class::Complex => complex::binary(code, &a.complexes(), &b.complexes()),
             Class::Float if result == DType::BOOL => {
                 let f = float_comparison(code);
-                let pairs = a.reals().iter().zip(b.reals().iter()).map(|(&a, &b)| i128::from(f(a, b))).collect();
+                let pairs = a
+                    .reals()
+                    .iter()
+                    .zip(b.reals().iter())
+                    .map(|(&a, &b)| i128::from(f(a, b)))
+                    .collect();
                 Ok(Data::Int(pairs))
             }
             Class::Float => {
                 let f = float_function(code);
-                let pairs = a.reals().iter().zip(b.reals().iter()).map(|(&a, &b)| f(a, b, result)).collect();
+                let pairs = a
+                    .reals()
+                    .iter()
+                    .zip(b.reals().iter())
+                    .map(|(&a, &b)| f(a, b, result))
+                    .collect();
                 Ok(Data::Real(pairs))
             }
             Class::Int | Class::Bool => {
                 let f = int_function(code);
-                Ok(Data::Int(a.ints()?.iter().zip(b.ints()?).map(|(&a, &b)| f(a, b, common)).collect()))
+                Ok(Data::Int(
+                    a.ints()?
+                        .iter()
+                        .zip(b.ints()?)
+                        .map(|(&a, &b)| f(a, b, common))
+                        .collect(),
+                ))
             }
         }
     })
 }
 
 /// As [`binary`] with a constant of `a`'s dtype.
-pub(super) fn binary_scalar(mode: Mode, code: u32, a: &Value, scalar: f64, first: bool) -> Result<Value> {
+pub(super) fn binary_scalar(
+    mode: Mode,
+    code: u32,
+    a: &Value,
+    scalar: f64,
+    first: bool,
+) -> Result<Value> {
     let constant = full(mode, scalar, a.dtype, Vec::new())?;
-    if first { binary(mode, code, &constant, a) } else { binary(mode, code, a, &constant) }
+    if first {
+        binary(mode, code, &constant, a)
+    } else {
+        binary(mode, code, a, &constant)
+    }
 }
 
 /// Constant tensor.
@@ -93,8 +129,13 @@ pub(super) fn select(mode: Mode, cond: &Value, a: &Value, b: &Value) -> Result<V
         let cond = spread(mode, cond, DType::BOOL, &out)?;
         let mut chosen = spread(mode, b, dtype, &out)?.data;
         let a = spread(mode, a, dtype, &out)?;
-        let yes: Vec<usize> =
-            cond.ints()?.iter().enumerate().filter(|(_, x)| **x != 0).map(|(i, _)| i).collect();
+        let yes: Vec<usize> = cond
+            .ints()?
+            .iter()
+            .enumerate()
+            .filter(|(_, x)| **x != 0)
+            .map(|(i, _)| i)
+            .collect();
         chosen.put(&yes, &a.data.pick(&yes))?;
         Ok(chosen)
     })
@@ -131,7 +172,11 @@ fn float_function(code: u32) -> fn(f64, f64, DType) -> f64 {
         kind::FLOOR_DIV => |a, b, dtype| round_float(dtype, a / b).floor(),
         kind::REM => |a, b, _| {
             let rest = a % b;
-            if rest != 0.0 && (rest < 0.0) != (b < 0.0) { rest + b } else { rest }
+            if rest != 0.0 && (rest < 0.0) != (b < 0.0) {
+                rest + b
+            } else {
+                rest
+            }
         },
         kind::POW => |a, b, _| a.powf(b),
         kind::MIN => |a, b, _| special::min_nan(a, b),
@@ -148,10 +193,20 @@ fn int_function(code: u32) -> fn(i128, i128, DType) -> i128 {
         kind::ADD => |a, b, _| a.wrapping_add(b),
         kind::SUB => |a, b, _| a.wrapping_sub(b),
         kind::MUL => |a, b, _| a.wrapping_mul(b),
-        kind::FLOOR_DIV => |a, b, _| if b == 0 { 0 } else { a.div_euclid(b) - i128::from(b < 0 && a.rem_euclid(b) != 0) },
+        kind::FLOOR_DIV => |a, b, _| {
+            if b == 0 {
+                0
+            } else {
+                a.div_euclid(b) - i128::from(b < 0 && a.rem_euclid(b) != 0)
+            }
+        },
         kind::REM => |a, b, _| {
             let rest = if b == 0 { 0 } else { a % b };
-            if rest != 0 && (rest < 0) != (b < 0) { rest + b } else { rest }
+            if rest != 0 && (rest < 0) != (b < 0) {
+                rest + b
+            } else {
+                rest
+            }
         },
         kind::POW => |a, b, _| match b {
             b if b >= 0 => a.wrapping_pow(b.min(i128::from(u32::MAX)) as u32),
@@ -170,7 +225,13 @@ fn int_function(code: u32) -> fn(i128, i128, DType) -> i128 {
         kind::LOGICAL_OR | kind::BIT_OR => |a, b, _| a | b,
         kind::BIT_XOR => |a, b, _| a ^ b,
         kind::SHL => |a, b, dtype| if shift_fits(b, dtype) { a << b } else { 0 },
-        _ => |a, b, dtype| if shift_fits(b, dtype) { a >> b } else { a.signum().min(0) },
+        _ => |a, b, dtype| {
+            if shift_fits(b, dtype) {
+                a >> b
+            } else {
+                a.signum().min(0)
+            }
+        },
     }
 }
 

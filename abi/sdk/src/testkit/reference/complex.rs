@@ -72,7 +72,11 @@ pub(super) fn unary(code: u32, a: &[C]) -> Result<Data> {
         kind::CONJ => |x| [x[0], -x[1]],
         kind::SIGN => |x| {
             let size = abs(x);
-            if size == 0.0 { x } else { [x[0] / size, x[1] / size] }
+            if size == 0.0 {
+                x
+            } else {
+                [x[0] / size, x[1] / size]
+            }
         },
         kind::EXP => |x| [x[0].exp() * x[1].cos(), x[0].exp() * x[1].sin()],
         kind::LOG => |x| [abs(x).ln(), x[1].atan2(x[0])],
@@ -116,9 +120,16 @@ pub(super) fn binary(code: u32, a: &[C], b: &[C]) -> Result<Data> {
         binary::NE => return Ok(compare(a, b, |a, b| a != b)),
         other => return supports_binary(other).map(|()| Data::Absent),
     };
-    Ok(Data::Complex(a.iter().zip(b).map(|(&a, &b)| f(a, b)).collect()))
+    Ok(Data::Complex(
+        a.iter().zip(b).map(|(&a, &b)| f(a, b)).collect(),
+    ))
 }
 
 fn compare(a: &[C], b: &[C], f: fn(C, C) -> bool) -> Data {
-    Data::Int(a.iter().zip(b).map(|(&a, &b)| i128::from(f(a, b))).collect())
+    Data::Int(
+        a.iter()
+            .zip(b)
+            .map(|(&a, &b)| i128::from(f(a, b)))
+            .collect(),
+    )
 }

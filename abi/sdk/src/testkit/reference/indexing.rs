@@ -10,10 +10,19 @@ use super::value::{Data, Mode, Value};
 
 /// An index as a position on an axis; negative ones count from the end.
 fn resolve(index: i128, size: usize) -> Result<usize> {
-    let position = if index < 0 { index + size as i128 } else { index };
-    usize::try_from(position).ok().filter(|&p| p < size).ok_or_else(|| {
-        AbiError::invalid(format!("index {index} is outside an axis of {size} element(s)"))
-    })
+    let position = if index < 0 {
+        index + size as i128
+    } else {
+        index
+    };
+    usize::try_from(position)
+        .ok()
+        .filter(|&p| p < size)
+        .ok_or_else(|| {
+            AbiError::invalid(format!(
+                "index {index} is outside an axis of {size} element(s)"
+            ))
+        })
 }
 
 /// Rows of `a` along `axis`: `a.shape` with the axis replaced by the shape of the indices.
@@ -22,11 +31,17 @@ pub(super) fn take(mode: Mode, a: &Value, indices: &Value, axis: i32) -> Result<
     let axis = shape::axis(axis, a.shape.len())?;
     let out = [&a.shape[..axis], &indices.shape, &a.shape[axis + 1..]].concat();
     if out.len() > mlxcel_abi::types::MAX_DIMS {
-        return Err(AbiError::invalid(format!("the result {out:?} has too many dimensions")));
+        return Err(AbiError::invalid(format!(
+            "the result {out:?} has too many dimensions"
+        )));
     }
     mode.value(a.dtype, out, || {
         let (outer, size, inner) = shape::around(&a.shape, axis);
-        let rows = indices.ints()?.iter().map(|&i| resolve(i, size)).collect::<Result<Vec<_>>>()?;
+        let rows = indices
+            .ints()?
+            .iter()
+            .map(|&i| resolve(i, size))
+            .collect::<Result<Vec<_>>>()?;
         let mut positions = Vec::with_capacity(outer * rows.len() * inner);
         for block in 0..outer {
             for &row in &rows {
@@ -38,8 +53,7 @@ pub(super) fn take(mode: Mode, a: &Value, indices: &Value, axis: i32) -> Result<
     })
 }
 
-/// Positions in `a` that `indices` of the same rank name along `axis`, and the broadcast shape of
-/// the indices.
+/// Shape of the result of indexing `a` along `axis` by `indices` of the same rank.
 fn along(a: &Value, indices: &Value, axis: usize) -> Result<Vec<usize>> {
     need_int("an index tensor", indices.dtype)?;
     shape::need_ndim("the index tensor", &indices.shape, a.shape.len())?;
@@ -54,8 +68,11 @@ fn along(a: &Value, indices: &Value, axis: usize) -> Result<Vec<usize>> {
     Ok(out)
 }
 
+/// Positions in `a` that `indices` name along `axis`.
 fn positions_along(a: &Value, indices: &Value, axis: usize, out: &[usize]) -> Result<Vec<usize>> {
-    let indices = indices.data.pick(&shape::broadcast_positions(&indices.shape, out));
+    let indices = indices
+        .data
+        .pick(&shape::broadcast_positions(&indices.shape, out));
     let Data::Int(indices) = indices else {
         return Err(AbiError::internal("indices are not integers"));
     };
@@ -72,11 +89,19 @@ fn positions_along(a: &Value, indices: &Value, axis: usize, out: &[usize]) -> Re
 pub(super) fn take_along(mode: Mode, a: &Value, indices: &Value, axis: i32) -> Result<Value> {
     let axis = shape::axis(axis, a.shape.len())?;
     let out = along(a, indices, axis)?;
-    mode.value(a.dtype, out.clone(), || Ok(a.data.pick(&positions_along(a, indices, axis, &out)?)))
+    mode.value(a.dtype, out.clone(), || {
+        Ok(a.data.pick(&positions_along(a, indices, axis, &out)?))
+    })
 }
 
 /// Copy of `a` with elements replaced by indices of the same rank.
-pub(super) fn put_along(mode: Mode, a: &Value, indices: &Value, values: &Value, axis: i32) -> Result<Value> {
+pub(super) fn put_along(
+    mode: Mode,
+    a: &Value,
+    indices: &Value,
+    values: &Value,
+    axis: i32,
+) -> Result<Value> {
     let axis = shape::axis(axis, a.shape.len())?;
     let out = along(a, indices, axis)?;
     if shape::broadcast(&[&values.shape, &out]).ok().as_ref() != Some(&out) {
@@ -87,7 +112,9 @@ pub(super) fn put_along(mode: Mode, a: &Value, indices: &Value, values: &Value, 
     }
     mode.value(a.dtype, a.shape.clone(), || {
         let values = values.cast(mode, a.dtype)?;
-        let source = values.data.pick(&shape::broadcast_positions(&values.shape, &out));
+        let source = values
+            .data
+            .pick(&shape::broadcast_positions(&values.shape, &out));
         let mut data = a.data.clone();
         data.put(&positions_along(a, indices, axis, &out)?, &source)?;
         Ok(data)
@@ -141,7 +168,12 @@ impl Indices<'_> {
 }
 
 /// General gather: shape of the indices, then `slice_sizes`.
-pub(super) fn gather(mode: Mode, a: &Value, indices: &Indices<'_>, slice_sizes: &[i64]) -> Result<Value> {
+pub(super) fn gather(
+    mode: Mode,
+    a: &Value,
+    indices: &Indices<'_>,
+    slice_sizes: &[i64],
+) -> Result<Value> {
     shape::need_ndim("the source", &a.shape, slice_sizes.len())?;
     let common = indices.check(a.shape.len())?;
     let block = shape::from_dims(slice_sizes)?;
@@ -153,7 +185,9 @@ pub(super) fn gather(mode: Mode, a: &Value, indices: &Indices<'_>, slice_sizes: 
     }
     let out = [common.as_slice(), &block].concat();
     if out.len() > mlxcel_abi::types::MAX_DIMS {
-        return Err(AbiError::invalid(format!("the result {out:?} has too many dimensions")));
+        return Err(AbiError::invalid(format!(
+            "the result {out:?} has too many dimensions"
+        )));
     }
     mode.value(a.dtype, out, || {
         let offsets = shape::enumerate(&block, &shape::strides(&a.shape), 0);
@@ -166,18 +200,32 @@ pub(super) fn gather(mode: Mode, a: &Value, indices: &Indices<'_>, slice_sizes: 
 }
 
 /// General scatter: updates have the shape of the indices, then that of a block of the source.
-pub(super) fn scatter(mode: Mode, code: u32, a: &Value, updates: &Value, indices: &Indices<'_>) -> Result<Value> {
+pub(super) fn scatter(
+    mode: Mode,
+    code: u32,
+    a: &Value,
+    updates: &Value,
+    indices: &Indices<'_>,
+) -> Result<Value> {
     if !kind::ALL.iter().any(|(known, _)| *known == code) {
-        return Err(AbiError::unimplemented(format!("scatter {code} is not known to this backend")));
+        return Err(AbiError::unimplemented(format!(
+            "scatter {code} is not known to this backend"
+        )));
     }
     if a.dtype == DType::C64 && !matches!(code, kind::SET | kind::ADD) {
-        return Err(AbiError::unimplemented(format!("scatter {} of complex numbers", kind::name(code))));
+        return Err(AbiError::unimplemented(format!(
+            "scatter {} of complex numbers",
+            kind::name(code)
+        )));
     }
     let common = indices.check(a.shape.len())?;
     let ndim = common.len();
     let fits = updates.shape.len() == ndim + a.shape.len()
         && updates.shape[..ndim] == common[..]
-        && updates.shape[ndim..].iter().zip(&a.shape).all(|(&b, &dim)| b <= dim);
+        && updates.shape[ndim..]
+            .iter()
+            .zip(&a.shape)
+            .all(|(&b, &dim)| b <= dim);
     if !fits {
         return Err(AbiError::invalid(format!(
             "updates of shape {:?} must have the indices' shape {common:?} and then at most {:?}",
@@ -240,7 +288,11 @@ mod tests {
     const MODE: Mode = Mode { shapes_only: false };
 
     fn ints(shape: &[usize], v: &[i128]) -> Value {
-        Value { dtype: DType::I32, shape: shape.to_vec(), data: Data::Int(v.to_vec()) }
+        Value {
+            dtype: DType::I32,
+            shape: shape.to_vec(),
+            data: Data::Int(v.to_vec()),
+        }
     }
 
     #[test]
@@ -260,9 +312,15 @@ mod tests {
     fn gather_and_scatter_agree_on_blocks() {
         let a = ints(&[3, 2], &[0, 1, 2, 3, 4, 5]);
         let rows = ints(&[2], &[2, 0]);
-        let indices = Indices { tensors: vec![&rows], axes: vec![0] };
+        let indices = Indices {
+            tensors: vec![&rows],
+            axes: vec![0],
+        };
         let blocks = gather(MODE, &a, &indices, &[1, 2]).unwrap();
-        assert_eq!((blocks.shape.as_slice(), blocks.ints().unwrap()), ([2, 1, 2].as_slice(), [4, 5, 0, 1].as_slice()));
+        assert_eq!(
+            (blocks.shape.as_slice(), blocks.ints().unwrap()),
+            ([2, 1, 2].as_slice(), [4, 5, 0, 1].as_slice())
+        );
         let zero = ints(&[3, 2], &[0; 6]);
         let added = scatter(MODE, kind::ADD, &zero, &blocks, &indices).unwrap();
         assert_eq!(added.ints().unwrap(), [0, 1, 0, 0, 4, 5]);

@@ -10,7 +10,10 @@ use super::value::{Data, Mode, Value};
 /// Same elements in another shape; one dimension may be -1.
 pub(super) fn reshape(mode: Mode, a: &Value, dims: &[i64]) -> Result<Value> {
     let refused = |why: &str| {
-        Err(AbiError::invalid(format!("{:?} cannot be reshaped to {dims:?}: {why}", a.shape)))
+        Err(AbiError::invalid(format!(
+            "{:?} cannot be reshaped to {dims:?}: {why}",
+            a.shape
+        )))
     };
     let mut target = dims.to_vec();
     let open: Vec<usize> = (0..dims.len()).filter(|&i| dims[i] == -1).collect();
@@ -44,16 +47,23 @@ pub(super) fn transpose(mode: Mode, a: &Value, axes: &[i32]) -> Result<Value> {
     }
     let order = shape::axes(axes, a.shape.len())?;
     let out = order.iter().map(|&axis| a.shape[axis]).collect();
-    mode.value(a.dtype, out, || Ok(a.data.pick(&shape::permuted_positions(&a.shape, &order))))
+    mode.value(a.dtype, out, || {
+        Ok(a.data.pick(&shape::permuted_positions(&a.shape, &order)))
+    })
 }
 
 /// Repeats axes of size 1 to a larger shape.
 pub(super) fn broadcast_to(mode: Mode, a: &Value, dims: &[i64]) -> Result<Value> {
     let out = shape::from_dims(dims)?;
     if out.len() < a.shape.len() || shape::broadcast(&[&a.shape, &out])? != out {
-        return Err(AbiError::invalid(format!("shape {:?} cannot be broadcast to {dims:?}", a.shape)));
+        return Err(AbiError::invalid(format!(
+            "shape {:?} cannot be broadcast to {dims:?}",
+            a.shape
+        )));
     }
-    mode.value(a.dtype, out.clone(), || Ok(a.data.pick(&shape::broadcast_positions(&a.shape, &out))))
+    mode.value(a.dtype, out.clone(), || {
+        Ok(a.data.pick(&shape::broadcast_positions(&a.shape, &out)))
+    })
 }
 
 /// Joins along an existing axis; dtypes are promoted as in arithmetic.
@@ -113,7 +123,11 @@ impl Region {
 /// Resolves a box as Python slices are: negative indices count from the end, out of range ones
 /// are cut; with a negative step an index below the first element stops after it.
 pub(super) fn region(of: &[usize], asked: &Bounds<'_>) -> Result<Region> {
-    let Bounds { starts, stops, strides } = asked;
+    let Bounds {
+        starts,
+        stops,
+        strides,
+    } = asked;
     if starts.len() != of.len() {
         return Err(AbiError::invalid(format!(
             "a slice of shape {of:?} needs {} entries per list, found {}",
@@ -122,26 +136,33 @@ pub(super) fn region(of: &[usize], asked: &Bounds<'_>) -> Result<Region> {
         )));
     }
     let own = shape::strides(of);
-    let mut region = Region { shape: Vec::new(), strides: Vec::new(), start: 0 };
+    let mut region = Region {
+        shape: Vec::new(),
+        strides: Vec::new(),
+        start: 0,
+    };
     for i in 0..of.len() {
         let (size, step) = (of[i] as i64, strides[i]);
         if step == 0 {
             return Err(AbiError::invalid(format!("the step of axis {i} is 0")));
         }
         let from_end = |x: i64| if x < 0 { x.saturating_add(size) } else { x };
-        let (start, stop, span) = if step > 0 {
+        let (start, span) = if step > 0 {
             let start = from_end(starts[i]).clamp(0, size);
-            let stop = from_end(stops[i]).clamp(0, size);
-            (start, stop, stop - start)
+            (start, from_end(stops[i]).clamp(0, size) - start)
         } else {
             let start = from_end(starts[i]).clamp(-1, size - 1);
-            let stop = from_end(stops[i]).clamp(-1, size - 1);
-            (start, stop, start - stop)
+            (start, start - from_end(stops[i]).clamp(-1, size - 1))
         };
-        let _ = stop;
-        let length = if span <= 0 { 0 } else { (span as u64).div_ceil(step.unsigned_abs()) as usize };
+        let length = if span <= 0 {
+            0
+        } else {
+            (span as u64).div_ceil(step.unsigned_abs()) as usize
+        };
         region.shape.push(length);
-        region.strides.push(own[i] * if length > 1 { step as isize } else { 1 });
+        region
+            .strides
+            .push(own[i] * if length > 1 { step as isize } else { 1 });
         region.start += own[i] * start.max(0) as isize;
     }
     Ok(region)
@@ -150,13 +171,24 @@ pub(super) fn region(of: &[usize], asked: &Bounds<'_>) -> Result<Region> {
 /// Takes a strided box.
 pub(super) fn slice(mode: Mode, a: &Value, asked: &Bounds<'_>) -> Result<Value> {
     let region = region(&a.shape, asked)?;
-    mode.value(a.dtype, region.shape.clone(), || Ok(a.data.pick(&region.positions())))
+    mode.value(a.dtype, region.shape.clone(), || {
+        Ok(a.data.pick(&region.positions()))
+    })
 }
 
 /// Copy of `a` with a box replaced by `update`, which is broadcast to it and takes `a`'s dtype.
-pub(super) fn slice_update(mode: Mode, a: &Value, update: &Value, asked: &Bounds<'_>) -> Result<Value> {
+pub(super) fn slice_update(
+    mode: Mode,
+    a: &Value,
+    update: &Value,
+    asked: &Bounds<'_>,
+) -> Result<Value> {
     let region = region(&a.shape, asked)?;
-    if shape::broadcast(&[&update.shape, &region.shape]).ok().as_ref() != Some(&region.shape) {
+    if shape::broadcast(&[&update.shape, &region.shape])
+        .ok()
+        .as_ref()
+        != Some(&region.shape)
+    {
         return Err(AbiError::invalid(format!(
             "an update of shape {:?} does not fit the slice {:?}",
             update.shape, region.shape
@@ -184,15 +216,25 @@ pub(super) fn pad(mode: Mode, a: &Value, low: &[i64], high: &[i64], x: f64) -> R
         )));
     }
     if low.iter().chain(high).any(|&n| n < 0) {
-        return Err(AbiError::invalid(format!("negative padding: low {low:?}, high {high:?}")));
+        return Err(AbiError::invalid(format!(
+            "negative padding: low {low:?}, high {high:?}"
+        )));
     }
     let dims: Vec<i64> = (0..low.len())
-        .map(|i| low[i].saturating_add(high[i]).saturating_add(a.shape[i] as i64))
+        .map(|i| {
+            low[i]
+                .saturating_add(high[i])
+                .saturating_add(a.shape[i] as i64)
+        })
         .collect();
     let out = shape::from_dims(&dims)?;
     mode.value(a.dtype, out.clone(), || {
         let strides = shape::strides(&out);
-        let start = strides.iter().zip(low).map(|(stride, &n)| stride * n as isize).sum();
+        let start = strides
+            .iter()
+            .zip(low)
+            .map(|(stride, &n)| stride * n as isize)
+            .sum();
         let mut data = Data::filled(a.dtype, x, shape::count(&out)?)?;
         data.put(&shape::enumerate(&a.shape, &strides, start), &a.data)?;
         Ok(data)
@@ -222,12 +264,19 @@ pub(super) fn repeat(mode: Mode, a: &Value, n: i64, axis: i32) -> Result<Value> 
 pub(super) fn tile(mode: Mode, a: &Value, reps: &[i64]) -> Result<Value> {
     let ndim = a.shape.len().max(reps.len());
     if ndim > MAX_DIMS {
-        return Err(AbiError::invalid(format!("{} counts are too many", reps.len())));
+        return Err(AbiError::invalid(format!(
+            "{} counts are too many",
+            reps.len()
+        )));
     }
     let reps = shape::from_dims(reps)?;
     let in_front = |list: &[usize]| [vec![1; ndim - list.len()], list.to_vec()].concat();
     let (dims, reps) = (in_front(&a.shape), in_front(&reps));
-    let out: Vec<usize> = dims.iter().zip(&reps).map(|(&d, &r)| d.saturating_mul(r)).collect();
+    let out: Vec<usize> = dims
+        .iter()
+        .zip(&reps)
+        .map(|(&d, &r)| d.saturating_mul(r))
+        .collect();
     mode.value(a.dtype, out, || {
         // Interleaved as [reps, dim] pairs, where the repeats have stride 0.
         let own = shape::strides(&dims);
@@ -241,7 +290,10 @@ pub(super) fn tile(mode: Mode, a: &Value, reps: &[i64]) -> Result<Value> {
 /// step truncated, as MLX does.
 pub(super) fn arange(mode: Mode, start: f64, stop: f64, step: f64, dtype: DType) -> Result<Value> {
     if dtype == DType::BOOL || dtype == DType::C64 {
-        return Err(AbiError::invalid(format!("a range of {} is not defined", dtype.name())));
+        return Err(AbiError::invalid(format!(
+            "a range of {} is not defined",
+            dtype.name()
+        )));
     }
     let n = ((stop - start) / step).ceil();
     if !(start.is_finite() && stop.is_finite() && step.is_finite()) || step == 0.0 || n > 2e9 {
@@ -252,10 +304,14 @@ pub(super) fn arange(mode: Mode, start: f64, stop: f64, step: f64, dtype: DType)
     let count = n.max(0.0) as usize;
     mode.value(dtype, vec![count], || {
         if dtype.is_float() {
-            return Ok(Data::Real((0..count).map(|i| start + i as f64 * step).collect()));
+            return Ok(Data::Real(
+                (0..count).map(|i| start + i as f64 * step).collect(),
+            ));
         }
         let (start, step) = (float_to_int(dtype, start), float_to_int(DType::I64, step));
-        Ok(Data::Int((0..count as i128).map(|i| start + i * step).collect()))
+        Ok(Data::Int(
+            (0..count as i128).map(|i| start + i * step).collect(),
+        ))
     })
 }
 
@@ -281,11 +337,19 @@ mod tests {
 
     fn iota(shape: &[usize]) -> Value {
         let n: usize = shape.iter().product();
-        Value { dtype: DType::I32, shape: shape.to_vec(), data: Data::Int((0..n as i128).collect()) }
+        Value {
+            dtype: DType::I32,
+            shape: shape.to_vec(),
+            data: Data::Int((0..n as i128).collect()),
+        }
     }
 
     fn sliced(a: &Value, start: i64, stop: i64, step: i64) -> Vec<i128> {
-        let asked = Bounds { starts: &[start], stops: &[stop], strides: &[step] };
+        let asked = Bounds {
+            starts: &[start],
+            stops: &[stop],
+            strides: &[step],
+        };
         slice(MODE, a, &asked).unwrap().ints().unwrap().to_vec()
     }
 
@@ -298,7 +362,11 @@ mod tests {
         assert_eq!(sliced(&a, 9, -11, -4), [9, 5, 1]);
         assert_eq!(sliced(&a, 5, 2, 1), []);
         assert_eq!(sliced(&a, 3, 3, -1), []);
-        let empty = Bounds { starts: &[0], stops: &[1], strides: &[0] };
+        let empty = Bounds {
+            starts: &[0],
+            stops: &[1],
+            strides: &[0],
+        };
         assert!(slice(MODE, &a, &empty).is_err());
     }
 
@@ -309,8 +377,17 @@ mod tests {
         assert_eq!(joined.ints().unwrap(), [0, 1, 0, 2, 3, 1]);
         assert_eq!(tile(MODE, &b, &[2]).unwrap().ints().unwrap(), [0, 0, 1, 1]);
         assert_eq!(tile(MODE, &b, &[2, 1, 1]).unwrap().shape, [2, 2, 1]);
-        assert_eq!(repeat(MODE, &a, 2, 0).unwrap().ints().unwrap(), [0, 1, 0, 1, 2, 3, 2, 3]);
-        assert_eq!(pad(MODE, &b, &[1, 0], &[0, 1], 7.0).unwrap().ints().unwrap(), [7, 7, 0, 7, 1, 7]);
+        assert_eq!(
+            repeat(MODE, &a, 2, 0).unwrap().ints().unwrap(),
+            [0, 1, 0, 1, 2, 3, 2, 3]
+        );
+        assert_eq!(
+            pad(MODE, &b, &[1, 0], &[0, 1], 7.0)
+                .unwrap()
+                .ints()
+                .unwrap(),
+            [7, 7, 0, 7, 1, 7]
+        );
     }
 
     #[test]
@@ -320,6 +397,9 @@ mod tests {
         assert!(reshape(MODE, &a, &[5, -1]).is_err());
         assert!(reshape(MODE, &a, &[-1, -1]).is_err());
         assert!(reshape(MODE, &iota(&[0]), &[0, -1]).is_err());
-        assert_eq!(eye(MODE, 2, 3, 1, DType::I8).unwrap().ints().unwrap(), [0, 1, 0, 0, 0, 1]);
+        assert_eq!(
+            eye(MODE, 2, 3, 1, DType::I8).unwrap().ints().unwrap(),
+            [0, 1, 0, 0, 0, 1]
+        );
     }
 }

@@ -191,10 +191,16 @@ mod tests {
     #[test]
     fn every_half_value_is_its_own_rounding() {
         for bits in 0..=u16::MAX {
-            let (f, b) = (f16::from_bits(bits).to_f64(), bf16::from_bits(bits).to_f64());
+            let (f, b) = (
+                f16::from_bits(bits).to_f64(),
+                bf16::from_bits(bits).to_f64(),
+            );
             for (dtype, x) in [(DType::F16, f), (DType::BF16, b)] {
                 let rounded = round_float(dtype, x);
-                assert!(rounded == x || (rounded.is_nan() && x.is_nan()), "{bits:#x}");
+                assert!(
+                    rounded == x || (rounded.is_nan() && x.is_nan()),
+                    "{bits:#x}"
+                );
             }
         }
     }
@@ -206,7 +212,10 @@ mod tests {
         assert_eq!(round_float(DType::F16, 65519.99), 65504.0);
         assert_eq!(round_float(DType::F16, -65520.0), f64::NEG_INFINITY);
         assert_eq!(round_float(DType::F16, 2f64.powi(-25)), 0.0);
-        assert_eq!(round_float(DType::F16, 1.5 * 2f64.powi(-25)), 2f64.powi(-24));
+        assert_eq!(
+            round_float(DType::F16, 1.5 * 2f64.powi(-25)),
+            2f64.powi(-24)
+        );
         assert_eq!(round_float(DType::BF16, 257.0), 256.0);
         assert_eq!(round_float(DType::BF16, 3.5e38), f64::INFINITY);
     }
@@ -220,8 +229,16 @@ mod tests {
             if x.is_nan() {
                 continue;
             }
-            assert_eq!(round_float(DType::F16, x.into()), f16::from_f32(x).to_f64(), "{x}");
-            assert_eq!(round_float(DType::BF16, x.into()), bf16::from_f32(x).to_f64(), "{x}");
+            assert_eq!(
+                round_float(DType::F16, x.into()),
+                f16::from_f32(x).to_f64(),
+                "{x}"
+            );
+            assert_eq!(
+                round_float(DType::BF16, x.into()),
+                bf16::from_f32(x).to_f64(),
+                "{x}"
+            );
         }
     }
 

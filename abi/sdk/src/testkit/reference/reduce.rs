@@ -26,7 +26,9 @@ fn result_dtype(code: u32, a: DType) -> Result<DType> {
         kind::MEAN | kind::VAR | kind::LOGSUMEXP => Ok(at_least_float(a)),
         kind::MAX | kind::MIN => Ok(a),
         kind::ALL_OF | kind::ANY_OF => Ok(DType::BOOL),
-        code => Err(AbiError::unimplemented(format!("reduction {code} is not known to this backend"))),
+        code => Err(AbiError::unimplemented(format!(
+            "reduction {code} is not known to this backend"
+        ))),
     }
 }
 
@@ -34,7 +36,9 @@ fn no_complex(what: &str, dtype: DType) -> Result<()> {
     if dtype != DType::C64 {
         return Ok(());
     }
-    Err(AbiError::unimplemented(format!("{what} of complex numbers is not in this backend")))
+    Err(AbiError::unimplemented(format!(
+        "{what} of complex numbers is not in this backend"
+    )))
 }
 
 /// One of [`mlxcel_abi::kinds::reduce`]; no axes means all.
@@ -48,7 +52,9 @@ pub(super) fn reduce(mode: Mode, code: u32, a: &Value, axes: &[i32], keep: bool)
         axes => shape::axes(axes, a.shape.len())?,
     };
     let size: usize = reduced.iter().map(|&axis| a.shape[axis]).product();
-    let kept: Vec<usize> = (0..a.shape.len()).filter(|axis| !reduced.contains(axis)).collect();
+    let kept: Vec<usize> = (0..a.shape.len())
+        .filter(|axis| !reduced.contains(axis))
+        .collect();
     if size == 0 && matches!(code, kind::MAX | kind::MIN | kind::LOGSUMEXP) {
         return Err(AbiError::invalid(format!(
             "{} over no elements is not defined, the shape is {:?}",
@@ -57,7 +63,11 @@ pub(super) fn reduce(mode: Mode, code: u32, a: &Value, axes: &[i32], keep: bool)
         )));
     }
     let out = if keep {
-        a.shape.iter().enumerate().map(|(i, &dim)| if reduced.contains(&i) { 1 } else { dim }).collect()
+        a.shape
+            .iter()
+            .enumerate()
+            .map(|(i, &dim)| if reduced.contains(&i) { 1 } else { dim })
+            .collect()
     } else {
         kept.iter().map(|&axis| a.shape[axis]).collect()
     };
@@ -69,14 +79,24 @@ pub(super) fn reduce(mode: Mode, code: u32, a: &Value, axes: &[i32], keep: bool)
         Ok(match &grouped {
             Data::Complex(v) => Data::Complex(
                 (0..groups)
-                    .map(|i| v[rows(i)].iter().fold([0.0; 2], |sum, x| [sum[0] + x[0], sum[1] + x[1]]))
+                    .map(|i| {
+                        v[rows(i)]
+                            .iter()
+                            .fold([0.0; 2], |sum, x| [sum[0] + x[0], sum[1] + x[1]])
+                    })
                     .collect(),
             ),
-            Data::Int(v) if !dtype.is_float() => {
-                Data::Int((0..groups).map(|i| reduce_ints(code, &v[rows(i)])).collect())
-            }
+            Data::Int(v) if !dtype.is_float() => Data::Int(
+                (0..groups)
+                    .map(|i| reduce_ints(code, &v[rows(i)]))
+                    .collect(),
+            ),
             _ => {
-                let floats = Value { dtype, shape: vec![groups, size], data: grouped };
+                let floats = Value {
+                    dtype,
+                    shape: vec![groups, size],
+                    data: grouped,
+                };
                 let floats = floats.reals();
                 let results = (0..groups).map(|i| reduce_floats(code, &floats[rows(i)]));
                 if dtype == DType::BOOL {
@@ -130,14 +150,19 @@ pub(super) fn logsumexp(row: &[f64]) -> f64 {
 
 /// The tensor's elements as rows along `axis`: positions, row by row.
 fn lanes(a: &Value, axis: usize) -> Vec<usize> {
-    let order: Vec<usize> = (0..a.shape.len()).filter(|&i| i != axis).chain([axis]).collect();
+    let order: Vec<usize> = (0..a.shape.len())
+        .filter(|&i| i != axis)
+        .chain([axis])
+        .collect();
     shape::permuted_positions(&a.shape, &order)
 }
 
 /// Index of the largest or smallest element, the lowest of equals; NaN counts as extreme.
 pub(super) fn arg_reduce(mode: Mode, code: u32, a: &Value, axis: i32, keep: bool) -> Result<Value> {
     if !matches!(code, arg_reduce::ARGMAX | arg_reduce::ARGMIN) {
-        return Err(AbiError::unimplemented(format!("index reduction {code} is not known to this backend")));
+        return Err(AbiError::unimplemented(format!(
+            "index reduction {code} is not known to this backend"
+        )));
     }
     no_complex(arg_reduce::name(code), a.dtype)?;
     let axis = shape::axis(axis, a.shape.len())?;
@@ -164,9 +189,15 @@ pub(super) fn arg_reduce(mode: Mode, code: u32, a: &Value, axis: i32, keep: bool
             (Data::Real(v), _) => v[x].is_nan() || v[x] < v[best],
             _ => false,
         };
-        let extremes = lanes(a, axis).chunks_exact(size).map(|lane| {
-            (1..size).fold(0, |best, i| if better(lane[i], lane[best]) { i } else { best }) as i128
-        }).collect();
+        let extremes = lanes(a, axis)
+            .chunks_exact(size)
+            .map(|lane| {
+                (1..size).fold(
+                    0,
+                    |best, i| if better(lane[i], lane[best]) { i } else { best },
+                ) as i128
+            })
+            .collect();
         Ok(Data::Int(extremes))
     })
 }
@@ -182,10 +213,14 @@ pub(super) fn cumulative(
 ) -> Result<Value> {
     let dtype = match code {
         cumulative::CUMSUM if a.dtype == DType::BOOL => DType::I32,
-        cumulative::CUMSUM | cumulative::CUMPROD | cumulative::CUMMAX | cumulative::CUMMIN => a.dtype,
+        cumulative::CUMSUM | cumulative::CUMPROD | cumulative::CUMMAX | cumulative::CUMMIN => {
+            a.dtype
+        }
         cumulative::LOGCUMSUMEXP => at_least_float(a.dtype),
         code => {
-            return Err(AbiError::unimplemented(format!("running reduction {code} is not known to this backend")));
+            return Err(AbiError::unimplemented(format!(
+                "running reduction {code} is not known to this backend"
+            )));
         }
     };
     no_complex(cumulative::name(code), a.dtype)?;
@@ -193,8 +228,10 @@ pub(super) fn cumulative(
     mode.value(dtype, a.shape.clone(), || {
         let lanes = lanes(a, axis);
         let mut steps: Vec<&[usize]> = lanes.chunks_exact(a.shape[axis].max(1)).collect();
-        let reversed: Vec<Vec<usize>> =
-            steps.iter().map(|lane| lane.iter().rev().copied().collect()).collect();
+        let reversed: Vec<Vec<usize>> = steps
+            .iter()
+            .map(|lane| lane.iter().rev().copied().collect())
+            .collect();
         if reverse {
             steps = reversed.iter().map(Vec::as_slice).collect();
         }
@@ -222,7 +259,13 @@ pub(super) fn cumulative(
     })
 }
 
-fn scan<T: Copy>(v: &[T], lanes: &[&[usize]], start: T, f: fn(T, T) -> T, inclusive: bool) -> Vec<T> {
+fn scan<T: Copy>(
+    v: &[T],
+    lanes: &[&[usize]],
+    start: T,
+    f: fn(T, T) -> T,
+    inclusive: bool,
+) -> Vec<T> {
     let mut out = v.to_vec();
     for lane in lanes {
         let mut running = start;
@@ -266,43 +309,63 @@ pub(super) fn order(mode: Mode, code: u32, a: &Value, k: i64, axis: i32) -> Resu
         order::PARTITION | order::ARGPARTITION => {
             let at = if k < 0 { k + size as i64 } else { k };
             if at < 0 || at >= size as i64 {
-                return Err(AbiError::invalid(format!("position {k} is outside an axis of {size} elements")));
+                return Err(AbiError::invalid(format!(
+                    "position {k} is outside an axis of {size} elements"
+                )));
             }
         }
         order::TOPK => {
-            out[axis] = usize::try_from(k).ok().filter(|&k| k <= size).ok_or_else(|| {
-                AbiError::invalid(format!("the {k} largest of {size} elements do not exist"))
-            })?;
+            out[axis] = usize::try_from(k)
+                .ok()
+                .filter(|&k| k <= size)
+                .ok_or_else(|| {
+                    AbiError::invalid(format!("the {k} largest of {size} elements do not exist"))
+                })?;
         }
-        code => return Err(AbiError::unimplemented(format!("order {code} is not known to this backend"))),
+        code => {
+            return Err(AbiError::unimplemented(format!(
+                "order {code} is not known to this backend"
+            )));
+        }
     }
     let first = size - out[axis];
-    mode.value(if indices { DType::U32 } else { a.dtype }, out.clone(), || {
-        let ranks = sorted_ranks(a, axis);
-        let kept = |lane: &[usize]| lane[first..].to_vec();
-        let chosen: Vec<usize> = ranks.iter().flat_map(|lane| kept(lane)).collect();
-        let source = if indices {
-            Data::Int(chosen.iter().map(|&i| i as i128).collect())
-        } else {
-            let lanes = lanes(a, axis);
-            let positions = ranks.iter().zip(lanes.chunks_exact(size.max(1)));
-            let chosen: Vec<usize> =
-                positions.flat_map(|(ranks, lane)| kept(ranks).into_iter().map(|i| lane[i])).collect();
-            a.data.pick(&chosen)
-        };
-        // Back from lane order to row-major order.
-        let mut result = source.clone();
-        let target = Value { dtype: DType::U32, shape: out, data: Data::Absent };
-        result.put(&lanes(&target, axis), &source)?;
-        Ok(result)
-    })
+    mode.value(
+        if indices { DType::U32 } else { a.dtype },
+        out.clone(),
+        || {
+            let ranks = sorted_ranks(a, axis);
+            let kept = |lane: &[usize]| lane[first..].to_vec();
+            let chosen: Vec<usize> = ranks.iter().flat_map(|lane| kept(lane)).collect();
+            let source = if indices {
+                Data::Int(chosen.iter().map(|&i| i as i128).collect())
+            } else {
+                let lanes = lanes(a, axis);
+                let positions = ranks.iter().zip(lanes.chunks_exact(size.max(1)));
+                let chosen: Vec<usize> = positions
+                    .flat_map(|(ranks, lane)| kept(ranks).into_iter().map(|i| lane[i]))
+                    .collect();
+                a.data.pick(&chosen)
+            };
+            // Back from lane order to row-major order.
+            let mut result = source.clone();
+            let target = Value {
+                dtype: DType::U32,
+                shape: out,
+                data: Data::Absent,
+            };
+            result.put(&lanes(&target, axis), &source)?;
+            Ok(result)
+        },
+    )
 }
 
 /// For every lane, its indices in ascending order of the elements; stable.
 fn sorted_ranks(a: &Value, axis: usize) -> Vec<Vec<usize>> {
     let compare = |x: usize, y: usize| match &a.data {
         Data::Int(v) => v[x].cmp(&v[y]),
-        Data::Real(v) => v[x].partial_cmp(&v[y]).unwrap_or_else(|| v[x].is_nan().cmp(&v[y].is_nan())),
+        Data::Real(v) => v[x]
+            .partial_cmp(&v[y])
+            .unwrap_or_else(|| v[x].is_nan().cmp(&v[y].is_nan())),
         _ => Ordering::Equal,
     };
     lanes(a, axis)
@@ -322,7 +385,11 @@ mod tests {
     const MODE: Mode = Mode { shapes_only: false };
 
     fn real(shape: &[usize], v: &[f64]) -> Value {
-        Value { dtype: DType::F32, shape: shape.to_vec(), data: Data::Real(v.to_vec()) }
+        Value {
+            dtype: DType::F32,
+            shape: shape.to_vec(),
+            data: Data::Real(v.to_vec()),
+        }
     }
 
     #[test]
@@ -346,14 +413,20 @@ mod tests {
         let sum = reduce(MODE, kind::SUM, &a, &[0, -1], false).unwrap();
         assert_eq!(*sum.reals(), [14.0, 22.0]);
         let all = reduce(MODE, kind::VAR, &a, &[], true).unwrap();
-        assert_eq!((all.shape.as_slice(), all.reals()[0]), ([1, 1, 1].as_slice(), 5.25));
+        assert_eq!(
+            (all.shape.as_slice(), all.reals()[0]),
+            ([1, 1, 1].as_slice(), 5.25)
+        );
     }
 
     #[test]
     fn exclusive_reverse_scan() {
         let a = real(&[4], &[1.0, 2.0, 3.0, 4.0]);
         let scan = |reverse, inclusive| {
-            cumulative(MODE, cumulative::CUMSUM, &a, 0, reverse, inclusive).unwrap().reals().to_vec()
+            cumulative(MODE, cumulative::CUMSUM, &a, 0, reverse, inclusive)
+                .unwrap()
+                .reals()
+                .to_vec()
         };
         assert_eq!(scan(false, true), [1.0, 3.0, 6.0, 10.0]);
         assert_eq!(scan(true, false), [9.0, 7.0, 4.0, 0.0]);

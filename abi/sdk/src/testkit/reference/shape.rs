@@ -52,7 +52,9 @@ pub(super) fn axes(axes: &[i32], ndim: usize) -> Result<Vec<usize>> {
     for &one in axes {
         let index = axis(one, ndim)?;
         if out.contains(&index) {
-            return Err(AbiError::invalid(format!("axis {one} is given twice in {axes:?}")));
+            return Err(AbiError::invalid(format!(
+                "axis {one} is given twice in {axes:?}"
+            )));
         }
         out.push(index);
     }

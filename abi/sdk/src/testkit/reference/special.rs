@@ -134,7 +134,10 @@ mod tests {
         assert_eq!(sigmoid(-1e4), 0.0);
         assert_eq!(sigmoid(f64::INFINITY), 1.0);
         assert_eq!(softplus(1e4), 1e4);
-        assert_eq!(logaddexp(f64::NEG_INFINITY, f64::NEG_INFINITY), f64::NEG_INFINITY);
+        assert_eq!(
+            logaddexp(f64::NEG_INFINITY, f64::NEG_INFINITY),
+            f64::NEG_INFINITY
+        );
         assert!(max_nan(f64::NAN, 1.0).is_nan() && min_nan(1.0, f64::NAN).is_nan());
     }
 }

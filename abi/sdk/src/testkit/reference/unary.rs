@@ -19,8 +19,16 @@ fn result_dtype(code: u32, a: DType) -> Result<DType> {
     match code {
         kind::NEG if a == DType::BOOL => refused("use logical_not"),
         kind::BIT_NOT if a.is_float() || a == DType::C64 => refused("use an integer type"),
-        kind::NEG | kind::SIGN | kind::SQUARE | kind::FLOOR | kind::CEIL | kind::ROUND
-        | kind::RELU | kind::RELU_SQUARED | kind::CONJ | kind::BIT_NOT => Ok(a),
+        kind::NEG
+        | kind::SIGN
+        | kind::SQUARE
+        | kind::FLOOR
+        | kind::CEIL
+        | kind::ROUND
+        | kind::RELU
+        | kind::RELU_SQUARED
+        | kind::CONJ
+        | kind::BIT_NOT => Ok(a),
         kind::ABS | kind::REAL | kind::IMAG if a == DType::C64 => Ok(DType::F32),
         kind::ABS | kind::REAL | kind::IMAG => Ok(a),
         kind::LOGICAL_NOT | kind::IS_NAN | kind::IS_INF | kind::IS_FINITE => Ok(DType::BOOL),
@@ -44,13 +52,17 @@ pub(super) fn unary(mode: Mode, code: u32, a: &Value) -> Result<Value> {
         let stays_int = !matches!(class(dtype)?, Class::Float) && class(a.dtype)? != Class::Float;
         if stays_int {
             let f = int_function(code);
-            return Ok(Data::Int(a.ints()?.iter().map(|&x| f(x, a.dtype)).collect()));
+            return Ok(Data::Int(
+                a.ints()?.iter().map(|&x| f(x, a.dtype)).collect(),
+            ));
         }
         // Integers become f32 before the function is taken, as a device would see them.
         let input = a.cast(mode, at_least_float(a.dtype))?;
         if dtype == DType::BOOL {
             let test = float_test(code);
-            return Ok(Data::Int(input.reals().iter().map(|&x| i128::from(test(x))).collect()));
+            return Ok(Data::Int(
+                input.reals().iter().map(|&x| i128::from(test(x))).collect(),
+            ));
         }
         let f = float_function(code);
         Ok(Data::Real(input.reals().iter().map(|&x| f(x)).collect()))
@@ -66,7 +78,13 @@ fn int_function(code: u32) -> fn(i128, DType) -> i128 {
         kind::RELU => |x, _| x.max(0),
         kind::RELU_SQUARED => |x, _| x.max(0).wrapping_mul(x.max(0)),
         kind::LOGICAL_NOT => |x, _| i128::from(x == 0),
-        kind::BIT_NOT => |x, dtype| if dtype == DType::BOOL { i128::from(x == 0) } else { !x },
+        kind::BIT_NOT => |x, dtype| {
+            if dtype == DType::BOOL {
+                i128::from(x == 0)
+            } else {
+                !x
+            }
+        },
         kind::IS_NAN | kind::IS_INF | kind::IMAG => |_, _| 0,
         kind::IS_FINITE => |_, _| 1,
         // Floor, ceil, round, real, conj.
@@ -87,7 +105,15 @@ fn float_function(code: u32) -> fn(f64) -> f64 {
     match code {
         kind::NEG => |x| -x,
         kind::ABS => f64::abs,
-        kind::SIGN => |x| if x > 0.0 { 1.0 } else if x < 0.0 { -1.0 } else { 0.0 },
+        kind::SIGN => |x| {
+            if x > 0.0 {
+                1.0
+            } else if x < 0.0 {
+                -1.0
+            } else {
+                0.0
+            }
+        },
         kind::EXP => f64::exp,
         kind::EXPM1 => f64::exp_m1,
         kind::LOG => f64::ln,
@@ -133,14 +159,24 @@ fn float_function(code: u32) -> fn(f64) -> f64 {
 /// Limits to `[low, high]`, both taken in the tensor's dtype; NaN stays NaN.
 pub(super) fn clip(mode: Mode, a: &Value, low: f64, high: f64) -> Result<Value> {
     if a.dtype == DType::C64 {
-        return Err(AbiError::invalid("complex numbers have no order to clip by"));
+        return Err(AbiError::invalid(
+            "complex numbers have no order to clip by",
+        ));
     }
     mode.value(a.dtype, a.shape.clone(), || {
         Ok(match &a.data {
             Data::Int(v) => {
                 let (least, most) = int_range(a.dtype);
-                let low = if low.is_nan() { least } else { float_to_int(a.dtype, low.ceil()) };
-                let high = if high.is_nan() { most } else { float_to_int(a.dtype, high.floor()) };
+                let low = if low.is_nan() {
+                    least
+                } else {
+                    float_to_int(a.dtype, low.ceil())
+                };
+                let high = if high.is_nan() {
+                    most
+                } else {
+                    float_to_int(a.dtype, high.floor())
+                };
                 Data::Int(v.iter().map(|&x| x.max(low).min(high)).collect())
             }
             _ => Data::Real(

@@ -201,12 +201,20 @@ impl Value {
 pub(super) fn decode(dtype: DType, bytes: &[u8]) -> Result<Data> {
     macro_rules! ints {
         ($ty:ty) => {
-            Data::Int(chunks(bytes).map(|b| <$ty>::from_ne_bytes(b).into()).collect())
+            Data::Int(
+                chunks(bytes)
+                    .map(|b| <$ty>::from_ne_bytes(b).into())
+                    .collect(),
+            )
         };
     }
     macro_rules! floats {
         ($ty:ty) => {
-            Data::Real(chunks(bytes).map(|b| <$ty>::from_ne_bytes(b).into()).collect())
+            Data::Real(
+                chunks(bytes)
+                    .map(|b| <$ty>::from_ne_bytes(b).into())
+                    .collect(),
+            )
         };
     }
     Ok(match dtype {
@@ -243,7 +251,10 @@ fn chunks<const N: usize>(bytes: &[u8]) -> impl Iterator<Item = [u8; N]> {
 pub(super) fn encode(value: &Value) -> Vec<u8> {
     macro_rules! write {
         ($items:expr, $convert:expr) => {
-            $items.iter().flat_map(|&x| $convert(x).to_ne_bytes()).collect()
+            $items
+                .iter()
+                .flat_map(|&x| $convert(x).to_ne_bytes())
+                .collect()
         };
     }
     match &value.data {
@@ -286,7 +297,12 @@ mod tests {
             let value = source.cast(MODE, dtype).unwrap();
             let bytes = encode(&value);
             assert_eq!(bytes.len(), 3 * dtype.size_bytes());
-            assert_eq!(decode(dtype, &bytes).unwrap(), value.data, "{}", dtype.name());
+            assert_eq!(
+                decode(dtype, &bytes).unwrap(),
+                value.data,
+                "{}",
+                dtype.name()
+            );
         }
         assert!(decode(DType(99), &[]).is_err());
     }
