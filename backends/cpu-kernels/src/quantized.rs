@@ -1,0 +1,271 @@
+//! Quantised matrices in MLX's layout: packed words along a row, a scale and a bias per group.
+//!
+//! `w = scale * q + bias`; element i of a row is the `bits` bits at bit `i * bits` of the row's
+//! little-endian bit stream.
+
+/// Scales or biases, one per group of a row.
+#[derive(Debug, Clone, Copy)]
+pub enum Scales<'a> {
+    /// Bits of f16.
+    F16(&'a [u16]),
+    /// Bits of bf16.
+    Bf16(&'a [u16]),
+    /// f32.
+    F32(&'a [f32]),
+}
+
+impl Scales<'_> {
+    /// Number of values.
+    pub fn len(&self) -> usize {
+        match self {
+            Self::F16(s) | Self::Bf16(s) => s.len(),
+            Self::F32(s) => s.len(),
+        }
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Converts `[start, start + out.len())` to f32.
+    ///
+    /// # Panics
+    /// When the range is outside.
+    pub fn read(&self, start: usize, out: &mut [f32]) {
+        let end = start + out.len();
+        match self {
+            Self::F32(s) => out.copy_from_slice(&s[start..end]),
+            Self::Bf16(s) => {
+                for (o, b) in out.iter_mut().zip(&s[start..end]) {
+                    *o = f32::from_bits(u32::from(*b) << 16);
+                }
+            }
+            Self::F16(s) => half::slice::HalfFloatSliceExt::convert_to_f32_slice(
+                half::slice::HalfBitsSliceExt::reinterpret_cast::<half::f16>(&s[start..end]),
+                out,
+            ),
+        }
+    }
+}
+
+/// A matrix `[rows, columns]`.
+#[derive(Debug, Clone, Copy)]
+pub struct QuantizedMatrix<'a> {
+    words: &'a [u32],
+    scales: Scales<'a>,
+    biases: Scales<'a>,
+    rows: usize,
+    columns: usize,
+    bits: usize,
+    group: usize,
+}
+
+impl<'a> QuantizedMatrix<'a> {
+    /// Checks the parts against each other; `None` when they do not fit or the form is not one of
+    /// 2, 3, 4, 5, 6, 8 bits in groups of 32, 64 or 128.
+    pub fn new(
+        words: &'a [u32],
+        scales: Scales<'a>,
+        biases: Scales<'a>,
+        rows: usize,
+        columns: usize,
+        bits: usize,
+        group: usize,
+    ) -> Option<Self> {
+        let known = matches!(bits, 2 | 3 | 4 | 5 | 6 | 8) && matches!(group, 32 | 64 | 128);
+        let fits = known
+            && columns > 0
+            && columns.is_multiple_of(group)
+            && words.len() == rows.checked_mul(columns)?.checked_mul(bits)? / 32
+            && scales.len() == rows * columns / group
+            && biases.len() == scales.len();
+        fits.then_some(Self { words, scales, biases, rows, columns, bits, group })
+    }
+
+    /// Rows.
+    pub fn rows(&self) -> usize {
+        self.rows
+    }
+
+    /// Columns.
+    pub fn columns(&self) -> usize {
+        self.columns
+    }
+
+    /// Bits of an element.
+    pub fn bits(&self) -> usize {
+        self.bits
+    }
+
+    /// Elements of a group.
+    pub fn group(&self) -> usize {
+        self.group
+    }
+
+    /// Groups of a row.
+    pub fn groups(&self) -> usize {
+        self.columns / self.group
+    }
+
+    /// Packed words of a row.
+    pub fn row_words(&self, row: usize) -> &'a [u32] {
+        let len = self.columns * self.bits / 32;
+        &self.words[row * len..(row + 1) * len]
+    }
+
+    /// Scales of a row as f32.
+    pub fn row_scales(&self, row: usize, out: &mut [f32]) {
+        self.scales.read(row * self.groups(), out);
+    }
+
+    /// Biases of a row as f32.
+    pub fn row_biases(&self, row: usize, out: &mut [f32]) {
+        self.biases.read(row * self.groups(), out);
+    }
+
+    /// Expands a row. `factors` is scratch for `2 * groups()` values.
+    pub fn expand_row(&self, row: usize, factors: &mut [f32], out: &mut [f32]) {
+        let groups = self.groups();
+        let (scales, biases) = factors[..2 * groups].split_at_mut(groups);
+        self.row_scales(row, scales);
+        self.row_biases(row, biases);
+        let words = self.row_words(row);
+        let words_per_group = self.group * self.bits / 32;
+        let parts = out.chunks_exact_mut(self.group).zip(words.chunks_exact(words_per_group));
+        for ((out, words), (scale, bias)) in parts.zip(scales.iter().zip(&*biases)) {
+            expand_group(words, self.bits, *scale, *bias, out);
+        }
+    }
+}
+
+#[inline(always)]
+fn expand_group(words: &[u32], bits: usize, scale: f32, bias: f32, out: &mut [f32]) {
+    match bits {
+        4 => {
+            for (word, out) in words.iter().zip(out.chunks_exact_mut(8)) {
+                for (i, o) in out.iter_mut().enumerate() {
+                    *o = ((word >> (4 * i)) & 15) as f32 * scale + bias;
+                }
+            }
+        }
+        8 => {
+            for (word, out) in words.iter().zip(out.chunks_exact_mut(4)) {
+                for (o, q) in out.iter_mut().zip(word.to_le_bytes()) {
+                    *o = f32::from(q) * scale + bias;
+                }
+            }
+        }
+        _ => {
+            let mask = (1u64 << bits) - 1;
+            for (i, o) in out.iter_mut().enumerate() {
+                let (word, shift) = (i * bits / 32, i * bits % 32);
+                let high = words.get(word + 1).copied().unwrap_or(0);
+                let pair = u64::from(words[word]) | u64::from(high) << 32;
+                *o = ((pair >> shift) & mask) as f32 * scale + bias;
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod testing {
+    use super::*;
+
+    /// A small generator, so that tests need no crate for numbers.
+    pub(crate) struct Numbers(pub u64);
+
+    impl Numbers {
+        pub(crate) fn next(&mut self) -> u32 {
+            self.0 = self.0.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+            (self.0 >> 33) as u32
+        }
+
+        /// Uniform in [-1, 1).
+        pub(crate) fn unit(&mut self) -> f32 {
+            self.next() as f32 / (1u32 << 30) as f32 - 1.0
+        }
+
+        pub(crate) fn floats(&mut self, n: usize) -> Vec<f32> {
+            (0..n).map(|_| self.unit()).collect()
+        }
+    }
+
+    /// Parts of a random matrix.
+    pub(crate) struct Parts {
+        pub words: Vec<u32>,
+        pub scales: Vec<f32>,
+        pub biases: Vec<f32>,
+    }
+
+    pub(crate) fn parts(numbers: &mut Numbers, rows: usize, columns: usize, bits: usize, group: usize) -> Parts {
+        let groups = rows * columns / group;
+        Parts {
+            words: (0..rows * columns * bits / 32).map(|_| numbers.next() ^ (numbers.next() << 11)).collect(),
+            scales: numbers.floats(groups),
+            biases: numbers.floats(groups),
+        }
+    }
+
+    impl Parts {
+        pub(crate) fn matrix(&self, rows: usize, columns: usize, bits: usize, group: usize) -> QuantizedMatrix<'_> {
+            let (scales, biases) = (Scales::F32(&self.scales), Scales::F32(&self.biases));
+            QuantizedMatrix::new(&self.words, scales, biases, rows, columns, bits, group).unwrap()
+        }
+
+        /// The definition, bit by bit, in f64.
+        pub(crate) fn element(&self, row: usize, column: usize, columns: usize, bits: usize, group: usize) -> f64 {
+            let first = row * columns * bits + column * bits;
+            let q: u32 = (0..bits).map(|b| ((self.words[(first + b) / 32] >> ((first + b) % 32)) & 1) << b).sum();
+            let g = (row * columns + column) / group;
+            f64::from(q) * f64::from(self.scales[g]) + f64::from(self.biases[g])
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::testing::*;
+    use super::*;
+
+    #[test]
+    fn rows_expand_as_the_layout_is_defined() {
+        let mut numbers = Numbers(1);
+        for bits in [2, 3, 4, 5, 6, 8] {
+            for group in [32, 64, 128] {
+                let (rows, columns) = (3, 2 * group);
+                let parts = parts(&mut numbers, rows, columns, bits, group);
+                let matrix = parts.matrix(rows, columns, bits, group);
+                let (mut out, mut factors) = (vec![0.0; columns], vec![0.0; 2 * matrix.groups()]);
+                for row in 0..rows {
+                    matrix.expand_row(row, &mut factors, &mut out);
+                    for (column, x) in out.iter().enumerate() {
+                        let want = parts.element(row, column, columns, bits, group);
+                        assert!((f64::from(*x) - want).abs() < 1e-4 * want.abs().max(1.0), "{bits} {group}");
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn parts_that_do_not_fit_are_refused() {
+        let (words, scales) = (vec![0u32; 8], vec![0f32; 2]);
+        let s = Scales::F32(&scales);
+        assert!(QuantizedMatrix::new(&words, s, s, 2, 32, 4, 32).is_some());
+        for (rows, columns, bits, group) in [(3, 32, 4, 32), (2, 32, 8, 32), (2, 48, 4, 32), (2, 32, 7, 32), (2, 32, 4, 16), (2, 0, 4, 32)] {
+            assert!(QuantizedMatrix::new(&words, s, s, rows, columns, bits, group).is_none());
+        }
+    }
+
+    #[test]
+    fn half_scales_are_read_exactly() {
+        let f16 = [half::f16::from_f32(1.5).to_bits(), half::f16::from_f32(-0.25).to_bits()];
+        let bf16 = [half::bf16::from_f32(1.5).to_bits(), half::bf16::from_f32(-0.25).to_bits()];
+        for scales in [Scales::F16(&f16), Scales::Bf16(&bf16)] {
+            let mut out = [0.0; 1];
+            scales.read(1, &mut out);
+            assert_eq!(out, [-0.25]);
+        }
+    }
+}

@@ -1,0 +1,90 @@
+//! Vectors of f32: the few operations that the kernels are written in.
+//!
+//! Methods are `#[inline(always)]`, and kernels generic over [`Simd`] are instantiated inside
+//! functions that enable the instruction set (`isa.rs`), so that everything is inlined there.
+
+#[cfg(target_arch = "x86_64")]
+pub mod avx2;
+#[cfg(target_arch = "x86_64")]
+pub mod avx512;
+pub mod scalar;
+
+/// A vector of `LANES` f32.
+///
+/// # Safety
+/// Every method requires that the CPU has the implementation's instruction set, and pointer
+/// methods that the stated number of elements is readable or writable.
+#[allow(clippy::missing_safety_doc, reason = "the trait's own contract covers every method")]
+pub trait Simd: Copy + 'static {
+    /// Lanes of a vector, a power of two from 4 to 16.
+    const LANES: usize;
+    /// Rows of the product's register tile.
+    const TILE_ROWS: usize;
+
+    /// All lanes 0.
+    unsafe fn zero() -> Self;
+    /// All lanes `x`.
+    unsafe fn splat(x: f32) -> Self;
+    /// Loads `LANES` elements.
+    unsafe fn load(from: *const f32) -> Self;
+    /// Loads the first `n` elements, the rest is 0.
+    unsafe fn load_first(from: *const f32, n: usize) -> Self;
+    /// Loads `LANES` f16.
+    unsafe fn load_f16(from: *const u16) -> Self;
+    /// Loads `LANES` unsigned bytes.
+    unsafe fn load_u8(from: *const u8) -> Self;
+    /// Stores `LANES` elements.
+    unsafe fn store(self, to: *mut f32);
+    /// Stores the first `n` elements.
+    unsafe fn store_first(self, to: *mut f32, n: usize);
+    /// The `LANES` packed words at `from`, opaque, for [`Simd::nibble`].
+    unsafe fn load_words(from: *const u32) -> Self;
+    /// Nibble `INDEX` (0 to 7) of every word, as f32.
+    unsafe fn nibble<const INDEX: u32>(words: Self) -> Self;
+    /// Lane i gets `of[i * groups / LANES]`: the first `groups` (1, 2 or 4) elements spread evenly.
+    /// Four elements must be readable.
+    unsafe fn spread(of: *const f32, groups: usize) -> Self;
+    /// `self * b + c`.
+    unsafe fn mul_add(self, b: Self, c: Self) -> Self;
+    /// Sum.
+    unsafe fn add(self, b: Self) -> Self;
+    /// Difference.
+    unsafe fn sub(self, b: Self) -> Self;
+    /// Product.
+    unsafe fn mul(self, b: Self) -> Self;
+    /// Quotient.
+    unsafe fn div(self, b: Self) -> Self;
+    /// Larger of two; the second when the first is NaN.
+    unsafe fn max(self, b: Self) -> Self;
+    /// Smaller of two; the second when the first is NaN.
+    unsafe fn min(self, b: Self) -> Self;
+    /// Nearest integer, ties to even.
+    unsafe fn round(self) -> Self;
+    /// `2^n` for lanes that hold integers from -126 to 127.
+    unsafe fn exp2_int(self) -> Self;
+    /// Sum of the lanes.
+    unsafe fn sum(self) -> f32;
+    /// Largest lane.
+    unsafe fn max_lane(self) -> f32;
+
+    /// `e^x`, relative error below 2e-7 in the normal range; 0 below about -87, infinity above about 88.
+    ///
+    /// Cody and Waite reduction by ln 2 in two parts, degree-6 polynomial (Cephes expf).
+    #[inline(always)]
+    unsafe fn exp(self) -> Self {
+        // SAFETY: the caller upholds the trait's contract.
+        unsafe {
+            let x = self.min(Self::splat(88.722_83)).max(Self::splat(-87.3));
+            let n = x.mul(Self::splat(core::f32::consts::LOG2_E)).round();
+            let n = n.min(Self::splat(127.0));
+            let r = n.mul_add(Self::splat(-0.693_359_4), x);
+            let r = n.mul_add(Self::splat(2.121_944_4e-4), r);
+            let mut p = Self::splat(1.987_569_1e-4);
+            for c in [1.398_199_9e-3, 8.333_452e-3, 4.166_579_6e-2, 1.666_666_5e-1, 5.000_000_1e-1] {
+                p = p.mul_add(r, Self::splat(c));
+            }
+            let p = p.mul_add(r.mul(r), r.add(Self::splat(1.0)));
+            p.mul(n.exp2_int())
+        }
+    }
+}

@@ -1,0 +1,101 @@
+//! Errors of the engine.
+
+use std::path::PathBuf;
+
+use crate::plugin::{CallError, DetectFailure, SelectError};
+
+/// Why a model cannot be loaded or a request cannot be served.
+#[derive(Debug, thiserror::Error)]
+pub enum EngineError {
+    /// A function of a family or backend failed.
+    #[error(transparent)]
+    Call(CallError),
+    /// No family runs the checkpoint.
+    #[error(transparent)]
+    Detect(#[from] DetectFailure),
+    /// No family runs the GGUF file.
+    #[error(transparent)]
+    Decide(#[from] mlxcel_registry::arch::DetectError),
+    /// No backend can be used.
+    #[error(transparent)]
+    Backend(#[from] SelectError),
+    /// A GGUF file cannot become a checkpoint.
+    #[error("{}: {message}", path.display())]
+    Gguf {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong.
+        message: String,
+    },
+    /// A checkpoint cannot be read.
+    #[error(transparent)]
+    Checkpoint(#[from] mlxcel_registry::checkpoint::CheckpointError),
+    /// A family's description of a model is not usable.
+    #[error("the family's description of the model is not usable: {message}")]
+    Description {
+        /// What is wrong.
+        message: String,
+    },
+    /// The prompt does not fit. It is never cut.
+    #[error(
+        "the prompt has {prompt_tokens} tokens and the context holds {context_tokens}: shorten it, or raise --ctx-size if the model allows"
+    )]
+    PromptTooLong {
+        /// Tokens of the prompt.
+        prompt_tokens: usize,
+        /// Tokens that fit, one generated token included.
+        context_tokens: usize,
+    },
+    /// A longer context than the model's.
+    #[error("--ctx-size {asked_tokens} is beyond the model's {model_tokens} tokens: ask for at most that")]
+    ContextTooLong {
+        /// Asked for.
+        asked_tokens: usize,
+        /// The model's.
+        model_tokens: usize,
+    },
+    /// The KV pool has no room.
+    #[error(
+        "the KV pool has {available_pages} free pages and {wanted_pages} are needed: shorten the conversation"
+    )]
+    KvPoolFull {
+        /// Pages wanted.
+        wanted_pages: usize,
+        /// Pages that are left.
+        available_pages: usize,
+    },
+    /// An empty prompt.
+    #[error("the prompt is empty: at least one token is needed")]
+    EmptyPrompt,
+    /// A token id that the model does not have.
+    #[error("token {token} is outside the model's vocabulary of {vocab_size}: tokenizer and checkpoint do not belong together")]
+    TokenOutOfRange {
+        /// The token.
+        token: u32,
+        /// Rows of the embedding.
+        vocab_size: usize,
+    },
+    /// Sampling failed.
+    #[error(transparent)]
+    Sampling(#[from] crate::sampling::SamplingError),
+    /// The engine thread is gone.
+    #[error("the engine has stopped: {reason}")]
+    Stopped {
+        /// Why.
+        reason: String,
+    },
+    /// The model does something else.
+    #[error("{arch} is a model for {task}, this command needs text-generation")]
+    WrongTask {
+        /// Architecture.
+        arch: String,
+        /// Its task.
+        task: String,
+    },
+    /// A bug in the host.
+    #[error("internal error: {message}")]
+    Internal {
+        /// What is wrong.
+        message: String,
+    },
+}

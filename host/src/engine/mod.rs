@@ -1,0 +1,27 @@
+//! The engine: a loaded model, its caches and the thread that owns them.
+//!
+//! Steps are packed and ragged from the start (`pack`): a step holds rows of any number of
+//! sequences, and everything that varies between steps is in device arrays. It plans from the
+//! family's description (`desc`) and knows no architecture.
+
+pub mod bucket;
+pub mod desc;
+mod detect;
+pub mod error;
+mod generate;
+pub mod load;
+pub mod pack;
+pub mod pages;
+mod pool;
+pub mod request;
+pub mod runner;
+pub mod sequence;
+mod thread;
+mod weight_source;
+
+pub use desc::{CacheDesc, ModelDesc};
+pub use detect::{OpenedModel, open_model};
+pub use error::EngineError;
+pub use load::{EngineFacts, LoadOptions, start_engine};
+pub use request::{CancelToken, Event, FinishReason, GenerateRequest, GenerateStats};
+pub use thread::{EngineHandle, GenerateStream};
