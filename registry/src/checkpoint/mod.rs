@@ -6,6 +6,9 @@
 //! Owns file formats, limits and the lossless way from GGUF to MLX's form. Must not know any
 //! architecture (a family says what tensors are called), nor any device.
 
+#[cfg(target_endian = "big")]
+compile_error!("checkpoint files are little-endian, and their pages are handed out as they are");
+
 pub mod gguf;
 pub mod json;
 pub mod quant;
