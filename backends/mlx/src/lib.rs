@@ -1,1 +1,31 @@
 //! The operation table over MLX, shared by every backend plugin.
+//!
+//! Owns the C++ shim, the arrays behind the handles, and the whole implementation of
+//! [`mlxcel_abi::ops::BackendOps`]. A backend crate adds its name, its probe and the plugin's entry
+//! ([`Backend`]). Knows nothing of models, of the host's scheduling or of how plugins are found.
+
+mod args;
+mod backend;
+mod bridge;
+mod context;
+mod device;
+mod fault;
+mod ops;
+mod options;
+mod slot;
+
+pub use backend::{Backend, Description};
+pub use device::{DeviceKind, DeviceReport, Probe, device_count, host_memory, properties};
+pub use serde_json;
+
+/// Version of MLX whose headers the shim was compiled with.
+pub fn mlx_version() -> String {
+    bridge::header_version()
+}
+
+/// Nanoseconds that one `add` of two scalars takes when C++ calls MLX directly: what the table's
+/// own cost is measured against. Builds graph nodes only; nothing is evaluated.
+pub fn direct_add_ns(iterations: u64) -> mlxcel_abi::Result<f64> {
+    bridge::direct_add_ns(iterations)
+        .map_err(|error| fault::Fault::from(error).named("direct_add_ns"))
+}

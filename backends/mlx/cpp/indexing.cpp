@@ -1,0 +1,62 @@
+// Reading and writing at indices. Values of indices are not checked: they are data of the device.
+#include "internal.h"
+
+namespace mlxcel {
+
+namespace {
+
+void check_indices(const mx::array& indices) {
+  if (!is_integer(indices.dtype())) {
+    fail(kInvalidArgument, "indices are of type ", name_of(indices.dtype()), ", integers are needed");
+  }
+}
+
+std::vector<mx::array> indices_of(Refs refs) {
+  auto indices = arrays_of(refs);
+  for (auto& index : indices) {
+    check_indices(index);
+  }
+  return indices;
+}
+
+} // namespace
+
+Out take(const Array& a, const Array& indices, int32_t axis) {
+  check_indices(indices.value);
+  return keep(mx::take(a.value, indices.value, axis_of(axis, a.value)));
+}
+
+Out take_along(const Array& a, const Array& indices, int32_t axis) {
+  check_indices(indices.value);
+  return keep(mx::take_along_axis(a.value, indices.value, axis_of(axis, a.value)));
+}
+
+Out put_along(const Array& a, const Array& indices, const Array& values, int32_t axis) {
+  check_indices(indices.value);
+  return keep(mx::put_along_axis(a.value, indices.value, values.value, axis_of(axis, a.value)));
+}
+
+Out gather(const Array& a, Refs indices, Axes axes, Dims slice_sizes) {
+  return keep(mx::gather(a.value, indices_of(indices), ints_of(axes), shape_of(slice_sizes)));
+}
+
+Out scatter(uint32_t kind, const Array& a, const Array& updates, Refs refs, Axes axis_list) {
+  auto indices = indices_of(refs);
+  auto axes = ints_of(axis_list);
+  switch (kind) {
+    case 1:
+      return keep(mx::scatter(a.value, indices, updates.value, axes));
+    case 2:
+      return keep(mx::scatter_add(a.value, indices, updates.value, axes));
+    case 3:
+      return keep(mx::scatter_prod(a.value, indices, updates.value, axes));
+    case 4:
+      return keep(mx::scatter_max(a.value, indices, updates.value, axes));
+    case 5:
+      return keep(mx::scatter_min(a.value, indices, updates.value, axes));
+    default:
+      fail(kUnimplemented, "scatter kind ", kind, " is not known");
+  }
+}
+
+} // namespace mlxcel

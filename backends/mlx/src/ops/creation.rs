@@ -1,0 +1,133 @@
+//! Tensors from nothing and from host memory.
+
+use core::ffi::c_void;
+
+use cxx::UniquePtr;
+use mlxcel_abi::ops_args::FromHostArgs;
+use mlxcel_abi::types::ReleaseFn;
+use mlxcel_abi::{DType, ErrorObj, Status, Tensor};
+
+use crate::args::{self, Result};
+use crate::bridge::{self, Array};
+use crate::context::Context;
+use crate::fault::Fault;
+use crate::ops::memory::check_room;
+use crate::slot::{make, tensor_slots};
+
+/// Borrowed memory on its way to an array: released when dropped, unless handed on.
+struct Borrowed {
+    release: ReleaseFn,
+    owner: *mut c_void,
+}
+
+impl Borrowed {
+    /// Gives up the duty to release, to whoever gets the two numbers.
+    fn into_parts(self) -> (usize, usize) {
+        let parts = (self.release as usize, self.owner as usize);
+        #[expect(
+            clippy::mem_forget,
+            reason = "the duty to release goes with the numbers"
+        )]
+        core::mem::forget(self);
+        parts
+    }
+}
+
+impl Drop for Borrowed {
+    fn drop(&mut self) {
+        // SAFETY: the caller of `from_host` gave this pair to be called once, from any thread.
+        unsafe { (self.release)(self.owner) };
+    }
+}
+
+/// Borrowed memory is released exactly once, also when this fails.
+///
+/// # Safety
+/// The slot's contract: `ctx` of an open backend, pointers valid for the call.
+pub(crate) unsafe extern "C" fn from_host(
+    ctx: *mut c_void,
+    args: *const FromHostArgs,
+    out: *mut Tensor,
+    err: *mut *mut ErrorObj,
+) -> Status {
+    // SAFETY: the caller vouches for the struct; without it there is nothing to release.
+    let read = unsafe { FromHostArgs::read(args) };
+    let borrowed = read.as_ref().ok().and_then(|args| {
+        args.release.map(|release| Borrowed {
+            release,
+            owner: args.owner,
+        })
+    });
+    // SAFETY: forwarded to the caller. A body that is not run drops `borrowed` with itself.
+    unsafe {
+        make(ctx, out, err, "from_host", move |context, _| {
+            let args = read?;
+            match borrowed {
+                Some(borrowed) => borrow(&args, borrowed),
+                None => copy(context, &args),
+            }
+        })
+    }
+}
+
+/// Shape of the tensor, after all that can be wrong with the arguments was looked at.
+fn checked(args: &FromHostArgs) -> Result<&[i64]> {
+    // SAFETY: the caller of the slot vouches for the dimensions during the call, hence here.
+    let dims = unsafe { args::shape(args.dims, args.ndim) }?;
+    let item = args.dtype.size_bytes();
+    if item == 0 {
+        return Err(Fault::invalid(format!(
+            "dtype code {} is not known",
+            args.dtype.0
+        )));
+    }
+    let bytes = dims
+        .iter()
+        .try_fold(item as u64, |product, &dim| product.checked_mul(dim as u64));
+    if bytes != Some(args.byte_len as u64) {
+        return Err(Fault::invalid(format!(
+            "shape {dims:?} of {} does not have {} bytes",
+            args.dtype.name(),
+            args.byte_len
+        )));
+    }
+    if args.data.is_null() && args.byte_len > 0 {
+        return Err(Fault::invalid("the data pointer is null"));
+    }
+    Ok(dims)
+}
+
+fn borrow(args: &FromHostArgs, borrowed: Borrowed) -> Result<UniquePtr<Array>> {
+    let dims = checked(args)?;
+    if args.byte_len == 0 {
+        // SAFETY: no byte is read.
+        return Ok(unsafe { bridge::from_host_copy(args.data, 0, args.dtype.0, dims) }?);
+    }
+    let (release, owner) = borrowed.into_parts();
+    // SAFETY: the caller keeps the bytes until `release`, which the shim calls exactly once.
+    Ok(unsafe { bridge::from_host_borrow(args.data, args.dtype.0, dims, release, owner) }?)
+}
+
+fn copy(context: &Context, args: &FromHostArgs) -> Result<UniquePtr<Array>> {
+    let dims = checked(args)?;
+    check_room(context, args.byte_len as u64)?;
+    // SAFETY: the caller vouches for `byte_len` bytes during the call.
+    Ok(unsafe { bridge::from_host_copy(args.data, args.byte_len, args.dtype.0, dims) }?)
+}
+
+tensor_slots! {
+    fn full(_context, _tensors; value: f64, dtype: DType, dims: *const i64, ndim: u32) {
+        // SAFETY: the slot's contract.
+        let dims = unsafe { args::shape(dims, ndim) }?;
+        Ok(bridge::full(value, dtype.0, dims)?)
+    }
+
+    fn arange(_context, _tensors; start: f64, stop: f64, step: f64, dtype: DType) {
+        Ok(bridge::arange(start, stop, step, dtype.0)?)
+    }
+
+    fn eye(_context, _tensors; n: i64, m: i64, k: i64, dtype: DType) {
+        args::check_dims(&[n, m], 0)?;
+        Ok(bridge::eye(n, m, k, dtype.0)?)
+    }
+}

@@ -1,0 +1,119 @@
+//! Options of `open`, a JSON object. Every key is honoured or refused by name.
+
+use mlxcel_abi::{AbiError, Result};
+use serde_json::Value;
+
+use crate::backend::Description;
+
+/// The options of one opened backend.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Options {
+    /// For live tensors; `u64::MAX` leaves MLX's own.
+    pub(crate) memory_limit_bytes: u64,
+    /// For freed buffers kept for reuse; `u64::MAX` leaves MLX's own.
+    pub(crate) cache_limit_bytes: u64,
+}
+
+impl Options {
+    /// Reads `text`; empty text has no options.
+    pub(crate) fn parse(text: &str, description: &Description) -> Result<Self> {
+        let mut options = Self {
+            memory_limit_bytes: u64::MAX,
+            cache_limit_bytes: u64::MAX,
+        };
+        if text.trim().is_empty() {
+            return Ok(options);
+        }
+        let value: Value = serde_json::from_str(text)
+            .map_err(|error| AbiError::invalid(format!("options are not JSON: {error}")))?;
+        let Value::Object(entries) = value else {
+            return Err(AbiError::invalid(format!(
+                "options are a JSON object, found {value}"
+            )));
+        };
+        for (key, value) in &entries {
+            match key.as_str() {
+                "threads" => check_threads(whole(key, value)?, description)?,
+                "memory_limit_bytes" => options.memory_limit_bytes = whole(key, value)?,
+                "cache_limit_bytes" => options.cache_limit_bytes = whole(key, value)?,
+                other => {
+                    return Err(AbiError::invalid(format!(
+                        "option {other} is not known to backend {}, it has threads, memory_limit_bytes and cache_limit_bytes",
+                        description.name
+                    )));
+                }
+            }
+        }
+        Ok(options)
+    }
+}
+
+/// MLX computes an operation on one thread; what more were asked for would be ignored.
+fn check_threads(threads: u64, description: &Description) -> Result<()> {
+    let most = u64::from(description.most_threads);
+    if threads <= most {
+        return Ok(());
+    }
+    Err(AbiError::unimplemented(format!(
+        "option threads: backend {} computes on {most} thread, found {threads}; leave it out or give 0",
+        description.name
+    )))
+}
+
+fn whole(key: &str, value: &Value) -> Result<u64> {
+    value.as_u64().ok_or_else(|| {
+        AbiError::invalid(format!(
+            "option {key} is a whole number from 0, found {value}"
+        ))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::device::{DeviceKind, Probe};
+
+    const CPU: Description = Description {
+        name: "cpu",
+        device: DeviceKind::Cpu,
+        most_threads: 1,
+        probe: none,
+    };
+
+    fn none() -> Result<Probe> {
+        Err(AbiError::internal("not probed here"))
+    }
+
+    fn error(text: &str) -> String {
+        Options::parse(text, &CPU).unwrap_err().message
+    }
+
+    #[test]
+    fn known_options_are_read() {
+        let options = Options::parse(
+            r#"{"threads":1,"memory_limit_bytes":5,"cache_limit_bytes":0}"#,
+            &CPU,
+        );
+        assert_eq!(
+            options,
+            Ok(Options {
+                memory_limit_bytes: 5,
+                cache_limit_bytes: 0
+            })
+        );
+        assert_eq!(
+            Options::parse(" ", &CPU).unwrap().memory_limit_bytes,
+            u64::MAX
+        );
+    }
+
+    #[test]
+    fn everything_else_is_refused_by_name() {
+        assert!(error(r#"{"thread":1}"#).contains("option thread is not known to backend cpu"));
+        assert!(error(r#"{"threads":-1}"#).contains("option threads"));
+        assert!(error(r#"{"threads":4}"#).contains("found 4"));
+        assert!(error(r#"{"memory_limit_bytes":"1g"}"#).contains("memory_limit_bytes"));
+        assert!(error("[]").contains("a JSON object"));
+        assert!(error("{").contains("not JSON"));
+    }
+}
