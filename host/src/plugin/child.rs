@@ -51,14 +51,15 @@ fn examine(file: &Path) -> Result<ProbeOutcome, Rejection> {
                     true => ReasonCode::Panicked,
                     false => ReasonCode::ProbeFailed,
                 };
-                Rejection::new(Stage::Probe, code, error.to_string())
+                let text = format!("its probe failed: {}", error.error);
+                Rejection::new(Stage::Probe, code, text)
             })?;
             Some(report)
         }
     };
     Ok(ProbeOutcome {
         name: info.name,
-        version: info.version,
+        version: info.version.to_string(),
         abi_minor,
         backend,
     })

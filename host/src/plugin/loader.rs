@@ -149,7 +149,7 @@ fn family_shared(path: &Path, opened: Opened) -> Result<FamilyShared, Rejection>
     let table = unsafe { import_table(table) }.map_err(bad_table)?;
     Ok(FamilyShared {
         name: opened.info.name,
-        version: opened.info.version,
+        version: opened.info.version.to_string(),
         path: path.to_path_buf(),
         table,
     })
@@ -163,7 +163,7 @@ pub(super) fn backend_plugin(path: &Path, opened: Opened) -> Result<BackendPlugi
     let table = unsafe { import_table(table) }.map_err(bad_table)?;
     Ok(BackendPlugin::new(BackendShared {
         name: opened.info.name,
-        version: opened.info.version,
+        version: opened.info.version.to_string(),
         path: path.to_path_buf(),
         table,
     }))

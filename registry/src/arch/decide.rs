@@ -54,6 +54,17 @@ pub enum DetectError {
         /// One reason for each architecture.
         reasons: Vec<String>,
     },
+    /// Those who claim this kind of model do not recognise this one.
+    #[error(
+        "{what} is claimed by {}, which does not recognise this configuration: see `mlxcel inspect`",
+        join(plugins)
+    )]
+    NotRecognised {
+        /// What was looked for, with its value.
+        what: String,
+        /// Names of the plugins that were asked.
+        plugins: Vec<String>,
+    },
     /// Two candidates fit equally well.
     #[error(
         "{what} fits several architectures equally well ({}): choose the plugin with --family NAME",
@@ -125,7 +136,10 @@ pub fn decide(
     scores: &[ProbeScore],
 ) -> Result<Decision, DetectError> {
     check_pin(index)?;
-    if let Some(conflict) = index.conflicts(query).into_iter().next() {
+    let conflict = index.conflicts(query).into_iter().next();
+    // Everybody claims an untyped configuration, so a conflict there need not concern it.
+    if let (Some(conflict), false) = (&conflict, query == Query::Untyped) {
+        let conflict = conflict.clone();
         return Err(DetectError::Conflict { conflict });
     }
     let mut admitted: Vec<&ProbeScore> = scores
@@ -134,7 +148,10 @@ pub fn decide(
         .collect();
     admitted.sort_by_key(|score| std::cmp::Reverse(score.score));
     let Some(best) = admitted.first().filter(|best| best.score > 0) else {
-        return Err(nobody(index, query, &admitted));
+        return Err(match conflict {
+            Some(conflict) => DetectError::Conflict { conflict },
+            None => nobody(index, query, &admitted),
+        });
     };
     let equals: Vec<&&ProbeScore> = admitted
         .iter()
@@ -194,6 +211,14 @@ fn nobody(index: &ArchIndex<'_>, query: Query<'_>, zeros: &[&ProbeScore]) -> Det
             .map(|score| format!("{}/{}: {}", score.plugin, score.arch, score.why))
             .collect();
         return DetectError::Unsupported { what, reasons };
+    }
+    let asked = index.candidates(query);
+    if !asked.is_empty() && query != Query::Untyped {
+        let plugins = asked
+            .iter()
+            .map(|candidate| candidate.plugin.name().to_owned())
+            .collect();
+        return DetectError::NotRecognised { what, plugins };
     }
     let wanted = match query {
         Query::ModelType(key) | Query::Gguf(key) => key,

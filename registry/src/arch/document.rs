@@ -93,7 +93,7 @@ fn hash_value(plugin: &PluginRecord) -> Value {
 fn plugin_value(plugin: &PluginRecord, sha256: Value, with_path: bool) -> Value {
     let mut value = json!({
         "name": plugin.name(),
-        "version": plugin.info().map(|info| info.version.as_str()),
+        "version": plugin.info().map(|info| info.version.to_string()),
         "sha256": sha256,
     });
     if with_path && let Some(object) = value.as_object_mut() {

@@ -4,6 +4,8 @@ use std::collections::HashMap;
 use std::io;
 use std::path::{Path, PathBuf};
 
+use semver::Version;
+
 use super::digest::sha256_of_file;
 use super::discover::{FileId, FoundFile, PlaceNote, discover, name_in_file};
 use super::filter::{Filter, FilterError};
@@ -28,6 +30,8 @@ pub enum State {
     Shadowed {
         /// That plugin's file.
         by: PathBuf,
+        /// Its version, when it is older than the hidden one's.
+        older: Option<Version>,
     },
     /// Another plugin of the same name lies in a place of the same rank; neither is used.
     Conflict {
@@ -61,7 +65,14 @@ impl State {
         match self {
             Self::Available | Self::Ready => None,
             Self::Disabled { by } => Some(format!("disabled by {by}")),
-            Self::Shadowed { by } => Some(format!("shadowed by {}", by.display())),
+            Self::Shadowed { by, older: None } => Some(format!("shadowed by {}", by.display())),
+            Self::Shadowed {
+                by,
+                older: Some(version),
+            } => Some(format!(
+                "shadowed by {}, which is older (version {version}): remove it if that is not meant",
+                by.display()
+            )),
             Self::Conflict { with } => {
                 let others: Vec<String> = with.iter().map(|p| p.display().to_string()).collect();
                 Some(format!(
@@ -223,8 +234,11 @@ impl Catalogue {
                 .collect();
             for (index, record) in &members {
                 if record.tier != best.tier {
+                    let version =
+                        |record: &PluginRecord| record.info().map(|info| info.version.clone());
+                    let older = version(best).filter(|best| version(record).as_ref() > Some(best));
                     let by = best.path.clone();
-                    changes.push((*index, State::Shadowed { by }));
+                    changes.push((*index, State::Shadowed { by, older }));
                 } else if winners.len() > 1 {
                     let with = winners.iter().filter(|p| **p != &record.path);
                     let with = with.map(|p| (*p).clone()).collect();

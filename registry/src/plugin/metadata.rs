@@ -8,6 +8,7 @@ use std::fmt;
 
 use mlxcel_abi::metadata::FORMAT;
 use mlxcel_abi::version::PluginVersion;
+use semver::Version;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
@@ -76,8 +77,8 @@ pub struct PluginInfo {
     pub kind: String,
     /// Name, unique among the plugins of its kind.
     pub name: String,
-    /// Version of the plugin itself. Never compared.
-    pub version: String,
+    /// Version of the plugin itself. Says nothing of compatibility.
+    pub version: Version,
     /// Who made it.
     #[serde(default)]
     pub vendor: String,
@@ -194,10 +195,10 @@ pub enum MetadataError {
     #[error("metadata is not UTF-8")]
     NotUtf8,
     /// A line is not a record.
-    #[error("metadata line {line}: {source}")]
+    #[error("metadata record {record}: {}", without_line(source))]
     Json {
-        /// Line number from 1.
-        line: usize,
+        /// Number of the record, from 1.
+        record: usize,
         /// What the parser said.
         source: serde_json::Error,
     },
@@ -249,6 +250,13 @@ struct Line {
     arch: Option<ArchRecord>,
 }
 
+/// The parser counts lines within one record, which is always one line.
+fn without_line(error: &serde_json::Error) -> String {
+    error
+        .to_string()
+        .replace(" at line 1 column ", " at column ")
+}
+
 /// Reads the bytes of the metadata section: JSON records, one a line. Zero bytes between them (padding
 /// of the linker) are skipped.
 pub fn parse_metadata(bytes: &[u8]) -> Result<Metadata, MetadataError> {
@@ -261,17 +269,19 @@ pub fn parse_metadata(bytes: &[u8]) -> Result<Metadata, MetadataError> {
     let text = std::str::from_utf8(bytes).map_err(|_| MetadataError::NotUtf8)?;
     let mut plugins = Vec::new();
     let mut archs = Vec::new();
-    for (index, line) in text.split('\n').enumerate() {
+    let mut records = 0;
+    for line in text.split('\n') {
         let line = line.trim_matches(|c: char| c == '\0' || c.is_ascii_whitespace());
         if line.is_empty() {
             continue;
         }
-        let record: Line = serde_json::from_str(line).map_err(|source| MetadataError::Json {
-            line: index + 1,
+        records += 1;
+        let line: Line = serde_json::from_str(line).map_err(|source| MetadataError::Json {
+            record: records,
             source,
         })?;
-        plugins.extend(record.plugin);
-        archs.extend(record.arch);
+        plugins.extend(line.plugin);
+        archs.extend(line.arch);
     }
     let found = plugins.len();
     let plugin = match plugins.pop() {
@@ -293,7 +303,6 @@ fn check_plugin(plugin: &PluginInfo) -> Result<(), MetadataError> {
     check_name("name", &plugin.name)?;
     check_name("kind", &plugin.kind)?;
     for (key, text) in [
-        ("version", &plugin.version),
         ("vendor", &plugin.vendor),
         ("arch", &plugin.arch),
         ("os", &plugin.os),

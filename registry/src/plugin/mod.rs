@@ -16,6 +16,8 @@ mod search;
 
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+pub(crate) use tests::files as test_files;
 
 pub use catalogue::{Catalogue, CatalogueError, PluginRecord, State};
 pub use digest::sha256_of_file;

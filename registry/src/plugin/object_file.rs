@@ -342,7 +342,11 @@ fn read_macho<'a, R: ReadCacheOps>(data: Budgeted<'a, R>, len: u64) -> ObjectFac
         };
         for section in sections {
             if section.name() == SECTION.as_bytes() && facts.section.is_none() {
-                let read = || section.data(endian, data, 0).ok();
+                let read = || {
+                    section
+                        .data(endian, data, section.offset(endian).into())
+                        .ok()
+                };
                 facts = take_section(facts, section.size(endian), read);
             }
         }

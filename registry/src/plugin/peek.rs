@@ -163,6 +163,11 @@ fn plugin_reason(plugin: &PluginInfo, host: HostProfile) -> Option<Rejection> {
         );
         return Some(Rejection::peek(ReasonCode::PanicAbort, text));
     }
+    if let Some(extension) = plugin.requires_ext.first() {
+        let text =
+            format!("needs extension {extension:?}, which this host does not have: update mlxcel");
+        return Some(Rejection::peek(ReasonCode::AbiMismatch, text));
+    }
     missing_op(plugin).map(|op| {
         let text = format!(
             "needs operation {op:?}, which ABI {ABI_MAJOR}.{} of this host does not have: update mlxcel",

@@ -1,1 +1,8 @@
-//! Tests of the plugin catalogue.
+//! Tests of the plugin catalogue, on library files made here byte by byte.
+
+mod catalogue;
+mod discover;
+pub(crate) mod files;
+mod fuzz;
+mod metadata;
+mod peek;
