@@ -6,12 +6,19 @@ use std::path::{Path, PathBuf};
 use crate::error::Error;
 use crate::process::Run;
 
-/// Symbols that a plugin may define for others. abi_stable's root module, and the metadata that is read without loading.
-const ENTRY_PREFIXES: [&str; 3] = [
+/// Symbols that a plugin may define for others.
+const ALLOWED_EXPORTS: [&str; 4] = [
+    // abi_stable's root module: the one symbol that the host looks up.
     "_1as_0lib_1header_0root_bmodule_bloader",
-    "mlxcel_",
-    "MLXCEL_",
+    // The ends of linkme's table in its section, made by the linker.
+    "__start_linkm",
+    "__stop_linkm",
+    // cxx's own C functions, exported by that crate. Plugins are opened with local symbols, so each binds to its own copy.
+    "cxxbridge1$",
 ];
+
+/// A broken build exports hundreds of symbols; this many show what kind they are.
+const SHOWN: usize = 5;
 
 /// Checks every plugin package in a plugins folder; returns how many there were and what is wrong.
 pub fn check_all(plugins: &Path) -> Result<(usize, Vec<String>), Error> {
@@ -40,11 +47,12 @@ pub fn check_all(plugins: &Path) -> Result<(usize, Vec<String>), Error> {
         } else {
             export_problems(&table)
         };
-        problems.extend(
-            found
-                .into_iter()
-                .map(|problem| format!("{name}: {problem}")),
-        );
+        let hidden = found.len().saturating_sub(SHOWN);
+        let shown = found.into_iter().take(SHOWN);
+        problems.extend(shown.map(|problem| format!("{name}: {problem}")));
+        if hidden > 0 {
+            problems.push(format!("{name}: and {hidden} more like these"));
+        }
     }
     Ok((count, problems))
 }
@@ -119,7 +127,7 @@ fn export_problems(table: &str) -> Vec<String> {
         .filter(Symbol::is_defined)
         .filter(|symbol| {
             let plain = symbol.name.strip_prefix('_').unwrap_or(symbol.name);
-            !ENTRY_PREFIXES
+            !ALLOWED_EXPORTS
                 .iter()
                 .any(|prefix| symbol.name.starts_with(prefix) || plain.starts_with(prefix))
         })

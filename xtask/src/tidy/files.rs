@@ -39,11 +39,14 @@ impl TextFile {
 
     /// Tests may be long, unwrap, and hold what is forbidden elsewhere as test data.
     pub fn is_test(&self) -> bool {
-        let parts: Vec<&str> = self.path.split('/').collect();
-        let dirs = parts.get(..parts.len().saturating_sub(1)).unwrap_or(&[]);
-        self.declared_as_test
-            || dirs.iter().any(|dir| matches!(*dir, "tests" | "benches"))
-            || matches!(parts.last(), Some(&"tests.rs"))
+        self.declared_as_test || self.is_in_test_folder() || self.path.ends_with("/tests.rs")
+    }
+
+    pub fn is_in_test_folder(&self) -> bool {
+        let folder = self.path.rsplit_once('/').map_or("", |(folder, _)| folder);
+        folder
+            .split('/')
+            .any(|part| matches!(part, "tests" | "benches"))
     }
 }
 
