@@ -1,6 +1,12 @@
 //! Plugins that go wrong while their code runs: in a constructor, in the handshake, in every entry. The process that asks
 //! stays alive and gets one line.
 
+#![allow(
+    clippy::expect_used,
+    clippy::panic,
+    reason = "helpers of tests, outside of test functions"
+)]
+
 use std::path::Path;
 
 use mlxcel::plugin::{

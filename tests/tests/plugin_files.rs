@@ -1,6 +1,12 @@
 //! Files that are not good plugins: each is refused without running any of its code, with one line that says what is
 //! wrong and what to do.
 
+#![allow(
+    clippy::expect_used,
+    clippy::panic,
+    reason = "helpers of tests, outside of test functions"
+)]
+
 use std::fs;
 use std::path::{Path, PathBuf};
 

@@ -1,5 +1,11 @@
 //! Good plugins from file to answer: a family and a backend that were never linked with this program.
 
+#![allow(
+    clippy::expect_used,
+    clippy::panic,
+    reason = "helpers of tests, outside of test functions"
+)]
+
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;

@@ -74,3 +74,50 @@ unsafe extern "C" fn query_extension(
     // SAFETY: `err` is null or the caller's slot, as for every table function.
     unsafe { guard(err, body) }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use mlxcel_abi::status;
+
+    fn log_status(level: u32, message: Str) -> Status {
+        let api = host_api();
+        // SAFETY: the texts live for the call; no error text is asked for.
+        unsafe {
+            (api.log)(
+                api.ctx,
+                level,
+                Str::new("test"),
+                message,
+                std::ptr::null_mut(),
+            )
+        }
+    }
+
+    #[test]
+    fn every_level_is_taken_and_nonsense_is_an_error() {
+        for (level, name) in log::ALL {
+            assert_eq!(log_status(*level, Str::new(name)), status::OK);
+        }
+        assert_eq!(log_status(99, Str::new("x")), status::INVALID_ARGUMENT);
+        let broken = [0xff_u8, 0xfe];
+        let broken = Str {
+            ptr: broken.as_ptr(),
+            len: broken.len(),
+        };
+        assert_eq!(log_status(log::INFO, broken), status::INVALID_ARGUMENT);
+    }
+
+    #[test]
+    fn unknown_extensions_are_not_there() {
+        let api = host_api();
+        let name = Str::new("mlxcel.ext.nothing/1");
+        let mut out = 7_usize;
+        let query = |out: *mut usize| {
+            // SAFETY: `out` is null or ours; no error text is asked for.
+            unsafe { (api.query)(api.ctx, name, out, std::ptr::null_mut()) }
+        };
+        let (good, bad) = (query(&raw mut out), query(std::ptr::null_mut()));
+        assert_eq!((good, out, bad), (status::OK, 0, status::INVALID_ARGUMENT));
+    }
+}

@@ -1,8 +1,8 @@
 //! Takes a plugin from the catalogue to a loaded family or backend. Nothing is ever unloaded.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use mlxcel_abi::backend::BackendTable;
 use mlxcel_abi::family::FamilyTable;
@@ -27,6 +27,8 @@ pub struct LoaderOptions {
 pub struct Loader {
     options: LoaderOptions,
     loaded: Mutex<HashMap<PathBuf, Result<Loaded, Rejection>>>,
+    /// Files that a child process of this loader has opened without harm.
+    proven: Mutex<HashSet<PathBuf>>,
 }
 
 #[derive(Clone)]
@@ -41,6 +43,7 @@ impl Loader {
         Self {
             options,
             loaded: Mutex::default(),
+            proven: Mutex::default(),
         }
     }
 
@@ -64,12 +67,17 @@ impl Loader {
     /// The result for a family is remembered on disk. `None` when this loader uses no child.
     pub fn probe(&self, record: &PluginRecord) -> Option<Result<ProbeOutcome, Rejection>> {
         let settings = self.options.probe.as_ref()?;
-        Some(probe_in_child(settings, &record.path, record.kind()))
+        let answer = probe_in_child(settings, &record.path, record.kind());
+        if answer.is_ok() {
+            locked(&self.proven).insert(record.path.clone());
+        }
+        Some(answer)
     }
 
     /// Whether the file has to prove itself in a child process before it is opened here.
-    fn is_tried_first(record: &PluginRecord) -> bool {
-        record.kind() == Some(PluginKind::Backend) || !record.tier.is_installed()
+    fn is_tried_first(&self, record: &PluginRecord) -> bool {
+        let foreign = record.kind() == Some(PluginKind::Backend) || !record.tier.is_installed();
+        foreign && !locked(&self.proven).contains(&record.path)
     }
 
     fn load(&self, record: &PluginRecord, expected: PluginKind) -> Result<Loaded, LoadError> {
@@ -80,23 +88,23 @@ impl Loader {
         if let Some(known) = self.remembered(&record.path) {
             return known.map_err(|rejection| rejected(record, rejection));
         }
-        let tried = match Self::is_tried_first(record) {
+        let tried = match self.is_tried_first(record) {
             true => self.probe(record).transpose(),
             false => Ok(None),
         };
         let result = tried.and_then(|_| load_here(&record.path, info));
-        self.lock().insert(record.path.clone(), result.clone());
+        locked(&self.loaded).insert(record.path.clone(), result.clone());
         result.map_err(|rejection| rejected(record, rejection))
     }
 
     fn remembered(&self, path: &Path) -> Option<Result<Loaded, Rejection>> {
-        self.lock().get(path).cloned()
+        locked(&self.loaded).get(path).cloned()
     }
+}
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<PathBuf, Result<Loaded, Rejection>>> {
-        // The map is only ever changed by one complete insert.
-        self.loaded.lock().unwrap_or_else(PoisonError::into_inner)
-    }
+/// The collections behind the locks are only ever changed by one complete insert.
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn usable_info(record: &PluginRecord) -> Result<&PluginInfo, LoadError> {

@@ -3,6 +3,13 @@
 //! A test copies the library and writes the name of one fault into it (see [`fault`]); without one it is a healthy
 //! family of one architecture, `faulty`, whose model answers every row with token 0.
 
+#![expect(
+    clippy::panic,
+    clippy::exit,
+    clippy::print_stdout,
+    reason = "to do wrong is the purpose"
+)]
+
 mod entries;
 mod fault;
 
