@@ -96,13 +96,16 @@ fn fetch_model(workspace: &Workspace) -> Result<(), Error> {
 }
 
 fn clippy(workspace: &Workspace) -> Result<(), Error> {
-    let run = everywhere(workspace, Run::cargo("clippy"))?.arg("--all-targets");
+    let run = everywhere(workspace, Run::cargo("clippy"))?.args(["--all-targets", "--keep-going"]);
     Ok(run.args(["--", "-D", "warnings"]).run()?)
 }
 
 fn doc(workspace: &Workspace) -> Result<(), Error> {
-    let run =
-        everywhere(workspace, Run::cargo("doc"))?.args(["--no-deps", "--document-private-items"]);
+    let run = everywhere(workspace, Run::cargo("doc"))?.args([
+        "--no-deps",
+        "--document-private-items",
+        "--keep-going",
+    ]);
     Ok(run.env("RUSTDOCFLAGS", "-D warnings").run()?)
 }
 
