@@ -91,12 +91,12 @@ macro_rules! export_plugin_root {
         const _: () = {
             use $crate::abi_stable;
 
-            extern "C" fn metadata() -> abi_stable::std_types::RStr<'static> {
+            extern "C" fn root_metadata() -> abi_stable::std_types::RStr<'static> {
                 let text = $crate::guard::catch(|| Ok($metadata()));
                 abi_stable::std_types::RStr::from_str(text.unwrap_or(""))
             }
 
-            extern "C" fn open(
+            extern "C" fn root_open(
                 hello: &$crate::envelope::HostHello,
             ) -> abi_stable::std_types::RResult<
                 $crate::envelope::PluginHello,
@@ -110,13 +110,13 @@ macro_rules! export_plugin_root {
                 }
             }
 
-            extern "C" fn query(name: abi_stable::std_types::RStr<'_>) -> usize {
+            extern "C" fn root_query(name: abi_stable::std_types::RStr<'_>) -> usize {
                 $crate::guard::catch(|| Ok($query(name.as_str()))).unwrap_or(0)
             }
 
             fn root() -> $crate::envelope::PluginRootRef {
                 use abi_stable::prefix_type::PrefixTypeTrait;
-                $crate::envelope::PluginRoot { metadata, open, query }.leak_into_prefix()
+                $crate::envelope::PluginRoot { metadata: root_metadata, open: root_open, query: root_query }.leak_into_prefix()
             }
 
             extern "C" fn erased_root() -> abi_stable::library::RootModuleResult {

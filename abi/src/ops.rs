@@ -145,6 +145,7 @@ abi_table! {
         /// Attention over given keys and values; result `[B, H, Tq, Dv]`.
         fn attention(args: *const AttentionArgs, out: *mut Tensor);
         /// Appends to a pool and attends over it: writes result `[T, H, Dv]`, new k and v pools.
+        /// The contents of the old pools are not defined afterwards.
         fn paged_attention(args: *const PagedAttentionArgs, out: *mut [Tensor; 3]);
         /// Gated activation `f(gate) * up`; see [`crate::kinds::glu`].
         fn glu(kind: u32, gate: Tensor, up: Tensor, out: *mut Tensor);

@@ -216,7 +216,8 @@ abi_args! {
         pub k: Tensor = Tensor::NONE,
         /// `[T, Hkv, Dv]`.
         pub v: Tensor = Tensor::NONE,
-        /// `[pages, page_size, Hkv, D]`. The call consumes nothing: it returns the new pools.
+        /// `[pages, page_size, Hkv, D]`. The call may write into the pools it is given: after it
+        /// succeeded only the pools it returned have defined contents.
         pub k_pool: Tensor = Tensor::NONE,
         /// `[pages, page_size, Hkv, Dv]`.
         pub v_pool: Tensor = Tensor::NONE,

@@ -8,13 +8,14 @@ mod source;
 
 use std::path::Path;
 
-const SOURCES: [&str; 12] = [
+const SOURCES: [&str; 13] = [
     "array",
     "attention",
     "elementwise",
     "indexing",
     "internal",
     "layer",
+    "native",
     "paged",
     "product",
     "quantized",

@@ -44,11 +44,18 @@ pub fn load(
         });
     }
     let groups = shape(columns / group);
+    // Half activations take scales of their own type. With f32 activations the scales stay as they
+    // are stored: widening them would only make every product read more.
+    let as_stored = weights.compute_dtype() == DType::F32;
+    let factors = |name: &str| {
+        if as_stored {
+            weights.stored(name, &groups)
+        } else {
+            weights.tensor(name, &groups)
+        }
+    };
     let (scales, biases) = if spec.mode == quant::AFFINE {
-        (
-            weights.tensor("scales", &groups)?,
-            Some(weights.tensor("biases", &groups)?),
-        )
+        (factors("scales")?, Some(factors("biases")?))
     } else {
         (weights.stored("scales", &groups)?, None)
     };

@@ -5,6 +5,7 @@
 //! accumulation ("exact mode"); storage may be narrower.
 
 pub mod attention;
+pub mod dense;
 pub mod gemm;
 pub mod isa;
 pub mod pool;

@@ -2,6 +2,7 @@
 //!
 //! Owns the probe of the processor and the plugin's entry; everything else is `mlxcel-backend-mlx`.
 
+mod native;
 mod processor;
 
 use mlxcel_abi::backend::BackendTable;
@@ -14,6 +15,9 @@ use mlxcel_backend_mlx::{Backend, Description, DeviceKind, DeviceReport, Probe};
 
 /// Oldest host minor that this plugin works with.
 const NEEDS_MINOR: u32 = 0;
+
+/// More than any processor has.
+const MOST_THREADS: u32 = 1024;
 
 /// Lower than any GPU's: the processor is what is left when there is none.
 const SCORE: u32 = 10;
@@ -32,8 +36,9 @@ embed_plugin_record! {
 static BACKEND: Backend = Backend::new(Description {
     name: "cpu",
     device: DeviceKind::Cpu,
-    most_threads: 1,
+    most_threads: MOST_THREADS,
     probe,
+    kernels: Some(native::KERNELS),
 });
 
 /// The plugin's entry table, for use in the same process: tests, and builds without plugin files.
@@ -53,7 +58,16 @@ fn probe() -> Result<Probe> {
     );
     details.insert("physical_cores".to_owned(), Value::from(cores.physical));
     details.insert("logical_cores".to_owned(), Value::from(cores.logical));
-    details.insert("compute_threads".to_owned(), Value::from(1));
+    details.insert(
+        "compute_threads".to_owned(),
+        Value::from(cores.physical),
+    );
+    details.insert(
+        "kernels".to_owned(),
+        Value::from(mlxcel_cpu_kernels::Isa::best().name()),
+    );
+    // Kernels compute in f32; half types go through MLX's slower general path.
+    details.insert("preferred_dtype".to_owned(), Value::from("f32"));
     details.insert("isa".to_owned(), Value::from(features));
     Ok(Probe {
         score: SCORE,

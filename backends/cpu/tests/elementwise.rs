@@ -321,42 +321,17 @@ fn scalars_take_the_tensors_type() {
 }
 
 #[test]
-fn another_float_type_never_widens_the_first_operand() {
+fn two_types_meet_in_a_third() {
     let d = Device::open();
+    let wide = d.f32s(&[2.0], &[1]);
     for dtype in HALVES {
         let x = d.of(dtype, &[1.5], &[1]);
-        let parameter = d.f32s(&[2.0], &[1]);
-        d.expect(
-            op!(d, binary, binary::ADD, x, parameter),
-            dtype,
-            &[1],
-            &[3.5],
-        );
-        d.expect(
-            op!(d, select, d.bools(&[false], &[1]), x, parameter),
-            dtype,
-            &[1],
-            &[2.0],
-        );
-        d.expect(
-            op!(d, glu, glu::SILU, x, parameter),
-            dtype,
-            &[1],
-            &[2.0 * 1.5 / (1.0 + (-1.5_f32).exp())],
-        );
+        d.expect(op!(d, binary, binary::ADD, x, wide), DType::F32, &[1], &[3.5]);
+        d.expect(op!(d, binary, binary::ADD, d.i32s(&[1], &[1]), x), dtype, &[1], &[2.5]);
+        d.expect(op!(d, select, d.bools(&[false], &[1]), x, wide), DType::F32, &[1], &[2.0]);
+        d.expect(op!(d, glu, glu::RELU, x, wide), DType::F32, &[1], &[3.0]);
     }
-    d.expect(
-        op!(
-            d,
-            binary,
-            binary::ADD,
-            d.i32s(&[1], &[1]),
-            d.of(DType::F16, &[0.5], &[1])
-        ),
-        DType::F16,
-        &[1],
-        &[1.5],
-    );
+    assert!(op!(d, glu, glu::SILU, wide, d.f32s(&[1.0, 2.0], &[2])).is_err());
 }
 
 #[test]

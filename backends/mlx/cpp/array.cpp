@@ -11,11 +11,22 @@ namespace {
 
 using ReleaseFn = void (*)(void*);
 
-// Calls `release` once, when the last copy dies: also when something throws on the way.
-std::shared_ptr<void> owner_of(size_t release, size_t owner) {
-  auto function = reinterpret_cast<ReleaseFn>(release);
-  return std::shared_ptr<void>(reinterpret_cast<void*>(owner), [function](void* it) { function(it); });
-}
+// The host's side of borrowed memory. Once it is taken over, the end of the last copy releases it; a
+// failure before that leaves it with the host.
+struct Owner {
+  ReleaseFn release;
+  void* owner;
+  bool taken = false;
+
+  Owner(size_t release, size_t owner)
+      : release(reinterpret_cast<ReleaseFn>(release)), owner(reinterpret_cast<void*>(owner)) {}
+  Owner(const Owner&) = delete;
+  ~Owner() {
+    if (taken) {
+      release(owner);
+    }
+  }
+};
 
 // The CPU allocator puts a size in front of every buffer and its buffers point to that size. An
 // array over foreign memory is possible without a copy when this is so; the size in front of it is
@@ -69,16 +80,20 @@ Out from_host_copy(const uint8_t* data, size_t len, uint32_t dtype, Dims dims) {
 }
 
 Out from_host_borrow(const uint8_t* data, uint32_t dtype, Dims dims, size_t release, size_t owner) {
-  auto held = owner_of(release, owner);
+  auto held = std::make_shared<Owner>(release, owner);
   auto type = dtype_of(dtype);
   auto shape = shape_of(dims);
   auto address = const_cast<uint8_t*>(data);
+  Out out;
   if (has_size_in_front() && can_borrow(data, type)) {
     mx::allocator::Buffer buffer(address - sizeof(size_t));
     mx::allocator::Data memory(buffer, [held](mx::allocator::Buffer) {});
-    return keep_view(mx::array(std::move(memory), std::move(shape), type));
+    out = keep_view(mx::array(std::move(memory), std::move(shape), type));
+  } else {
+    out = keep(mx::array(static_cast<void*>(address), std::move(shape), type, [held](void*) {}));
   }
-  return keep(mx::array(static_cast<void*>(address), std::move(shape), type, [held](void*) {}));
+  held->taken = true;
+  return out;
 }
 
 Out full(double value, uint32_t dtype, Dims dims) {

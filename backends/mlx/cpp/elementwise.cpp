@@ -47,11 +47,6 @@ mx::array softplus(const mx::array& x) {
   return mx::logaddexp(x, mx::array(0, x.dtype()));
 }
 
-// Types are brought together so that the first operand, which is the activation, keeps its own.
-std::pair<mx::array, mx::array> matched(const mx::array& a, const mx::array& b) {
-  return {a, as_activation(b, a.dtype())};
-}
-
 // The processor traps on integer division by zero and of the least number by -1; neither may reach
 // it. A division by zero gives zero here.
 struct SafeDivisor {
@@ -102,9 +97,13 @@ mx::array safe_power(const mx::array& a, const mx::array& b) {
   return mx::power(a, b);
 }
 
-mx::array apply_binary(uint32_t kind, const mx::array& first, const mx::array& second) {
-  auto [a, b] = matched(first, second);
-  bool integers = is_integer(mx::result_type(a, b));
+// Tensors of two types meet in a third by the library's table: no half type decides over f32.
+mx::array apply_binary(uint32_t kind, const mx::array& a, const mx::array& b) {
+  auto common = mx::result_type(a, b);
+  bool integers = is_integer(common);
+  if (kind >= 20 && kind <= 24 && !integers && common != mx::bool_) {
+    fail(kInvalidArgument, "bits of ", name_of(a.dtype()), " and ", name_of(b.dtype()), " cannot be combined");
+  }
   switch (kind) {
     case 1:
       return mx::add(a, b);
@@ -116,14 +115,12 @@ mx::array apply_binary(uint32_t kind, const mx::array& first, const mx::array& s
       return mx::divide(a, b);
     case 5:
       if (integers) {
-        auto dtype = mx::result_type(a, b);
-        return integer_floor_divide(mx::astype(a, dtype), mx::astype(b, dtype));
+        return integer_floor_divide(mx::astype(a, common), mx::astype(b, common));
       }
       return mx::floor_divide(as_float(a), as_float(b));
     case 6:
       if (integers) {
-        auto dtype = mx::result_type(a, b);
-        return integer_remainder(mx::astype(a, dtype), mx::astype(b, dtype));
+        return integer_remainder(mx::astype(a, common), mx::astype(b, common));
       }
       return mx::remainder(as_float(a), as_float(b));
     case 7:
@@ -235,6 +232,9 @@ mx::array apply_unary(uint32_t kind, const mx::array& a) {
     case 32:
       return mx::logical_not(a);
     case 33:
+      if (!is_integer(a.dtype()) && !is_bool) {
+        fail(kInvalidArgument, "bits of ", name_of(a.dtype()), " cannot be inverted");
+      }
       return mx::bitwise_invert(a);
     case 34:
       return mx::isnan(a);
@@ -307,8 +307,7 @@ Out binary_scalar(uint32_t kind, const Array& a, double scalar, bool scalar_firs
 }
 
 Out select(const Array& cond, const Array& a, const Array& b) {
-  auto [x, y] = matched(a.value, b.value);
-  return keep(mx::where(cond.value, x, y));
+  return keep(mx::where(cond.value, a.value, b.value));
 }
 
 Out clip(const Array& a, double low, double high) {
@@ -323,23 +322,36 @@ Out clip(const Array& a, double low, double high) {
 
 Out glu(uint32_t kind, const Array& gate, const Array& up) {
   auto& g = gate.value;
-  auto other = as_activation(up.value, g.dtype());
-  auto gated = [&](auto f) {
-    return keep(in_f32(g, [&](const mx::array& x) {
-      return mx::multiply(f(x), mx::astype(other, x.dtype()));
-    }));
+  auto& u = up.value;
+  if (g.shape() != u.shape() || !is_float(g.dtype()) || !is_float(u.dtype())) {
+    fail(
+        kInvalidArgument,
+        "gate ",
+        name_of(g.dtype()),
+        " ",
+        text_of(g.shape()),
+        " and input ",
+        name_of(u.dtype()),
+        " ",
+        text_of(u.shape()),
+        " are not floats of one shape");
+  }
+  auto dtype = mx::result_type(g, u);
+  auto in_wide = [&](auto f) {
+    auto wide = is_half(dtype) ? mx::float32 : dtype;
+    return keep(mx::astype(mx::multiply(f(mx::astype(g, wide)), mx::astype(u, wide)), dtype));
   };
   switch (kind) {
     case 1:
-      return keep(mx::multiply(silu(g), other));
+      return keep(mx::multiply(silu(g), u));
     case 2:
-      return gated(gelu);
+      return in_wide(gelu);
     case 3:
-      return gated(gelu_tanh);
+      return in_wide(gelu_tanh);
     case 4:
-      return keep(mx::multiply(relu(g), other));
+      return keep(mx::multiply(relu(g), u));
     case 5:
-      return keep(mx::multiply(mx::sigmoid(g), other));
+      return keep(mx::multiply(mx::sigmoid(g), u));
     default:
       fail(kUnimplemented, "glu kind ", kind, " is not known");
   }

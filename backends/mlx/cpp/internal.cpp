@@ -256,11 +256,4 @@ mx::array constant(double value, mx::Dtype dtype) {
   return mx::array(static_cast<uint64_t>(value), dtype);
 }
 
-mx::array as_activation(const mx::array& parameter, mx::Dtype activation) {
-  if (parameter.dtype() != activation && is_float(parameter.dtype()) && is_float(activation)) {
-    return mx::astype(parameter, activation);
-  }
-  return parameter;
-}
-
 } // namespace mlxcel

@@ -54,9 +54,6 @@ inline bool is_signed(mx::Dtype dtype) {
 // A constant of `dtype`; refuses values the type cannot hold.
 mx::array constant(double value, mx::Dtype dtype);
 
-// A parameter of another float type takes the activation's type.
-mx::array as_activation(const mx::array& parameter, mx::Dtype activation);
-
 // Computes `f` in f32 when `a` is of a half type or no float, and gives the result `a`'s half type.
 template <typename F>
 mx::array in_f32(const mx::array& a, F f) {

@@ -5,17 +5,15 @@
 namespace mlxcel {
 
 Out matmul(const Array& a, const Array& b) {
-  return keep(mx::matmul(a.value, as_activation(b.value, a.value.dtype())));
+  return keep(mx::matmul(a.value, b.value));
 }
 
 Out addmm(const Array& c, const Array& a, const Array& b, float alpha, float beta) {
-  auto dtype = a.value.dtype();
-  return keep(mx::addmm(as_activation(c.value, dtype), a.value, as_activation(b.value, dtype), alpha, beta));
+  return keep(mx::addmm(c.value, a.value, b.value, alpha, beta));
 }
 
 Out gather_matmul(const Array& a, const Array& b, Refs lhs, Refs rhs, bool sorted) {
-  auto right = as_activation(b.value, a.value.dtype());
-  return keep(mx::gather_mm(a.value, right, optional_of(lhs), optional_of(rhs), sorted));
+  return keep(mx::gather_mm(a.value, b.value, optional_of(lhs), optional_of(rhs), sorted));
 }
 
 namespace {
@@ -67,8 +65,9 @@ void check_extent(int64_t in, int64_t kernel, int64_t dilation, int64_t low, int
 } // namespace
 
 Out conv(const Array& input, const Array& kernel, const ConvSpec& spec) {
-  auto x = input.value;
-  auto w = as_activation(kernel.value, x.dtype());
+  auto dtype = mx::result_type(input.value, kernel.value);
+  auto x = mx::astype(input.value, dtype);
+  auto w = mx::astype(kernel.value, dtype);
   check_conv(x, w, spec);
   std::vector<int> stride, low, high, dilation, input_dilation;
   for (size_t i = 0; i < spec.stride.size(); ++i) {

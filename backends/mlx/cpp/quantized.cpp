@@ -34,13 +34,7 @@ Format format_of(uint32_t mode, int32_t bits, int32_t group_size) {
   }
   if (!known) {
     fail(
-        kUnimplemented,
-        names[mode - 1],
-        " with ",
-        bits,
-        " bits and groups of ",
-        group_size,
-        " is not implemented");
+        kInvalidArgument, names[mode - 1], " has no form with ", bits, " bits and groups of ", group_size);
   }
   return {names[mode - 1], mode == 1};
 }

@@ -19,12 +19,6 @@ std::vector<int> axes_of(Axes axes, const mx::array& a) {
   return out;
 }
 
-// The library gives sums of short integers another type; the table keeps the input's. Counting the
-// true elements of a bool tensor needs a number.
-mx::Dtype sum_type(mx::Dtype dtype) {
-  return dtype == mx::bool_ ? mx::int32 : dtype;
-}
-
 bool any_empty(const mx::array& a, const std::vector<int>& axes) {
   for (auto axis : axes) {
     if (a.shape(axis) == 0) {
@@ -34,18 +28,20 @@ bool any_empty(const mx::array& a, const std::vector<int>& axes) {
   return false;
 }
 
+// Half types accumulate in f32. Sums of short integers and of bools are 32 bits wide, as the library
+// has them.
 mx::array wide_sum(const mx::array& a, const std::vector<int>& axes, bool keep_dims) {
   if (is_half(a.dtype())) {
     return mx::astype(mx::sum(mx::astype(a, mx::float32), axes, keep_dims), a.dtype());
   }
-  return mx::astype(mx::sum(a, axes, keep_dims), sum_type(a.dtype()));
+  return mx::sum(a, axes, keep_dims);
 }
 
 mx::array wide_prod(const mx::array& a, const std::vector<int>& axes, bool keep_dims) {
   if (is_half(a.dtype())) {
     return mx::astype(mx::prod(mx::astype(a, mx::float32), axes, keep_dims), a.dtype());
   }
-  return mx::astype(mx::prod(a, axes, keep_dims), sum_type(a.dtype()));
+  return mx::prod(a, axes, keep_dims);
 }
 
 mx::array running(uint32_t kind, const mx::array& a, int axis, bool reverse, bool inclusive) {
@@ -70,6 +66,9 @@ mx::array running(uint32_t kind, const mx::array& a, int axis, bool reverse, boo
 Out reduce(uint32_t kind, const Array& array, Axes axis_list, bool keep_dims) {
   auto& a = array.value;
   auto axes = axes_of(axis_list, a);
+  if ((kind == 4 || kind == 5 || kind == 9) && any_empty(a, axes)) {
+    fail(kInvalidArgument, "an axis of shape ", text_of(a.shape()), " has no element to choose from");
+  }
   switch (kind) {
     case 1:
       return keep(wide_sum(a, axes, keep_dims));
@@ -78,11 +77,9 @@ Out reduce(uint32_t kind, const Array& array, Axes axis_list, bool keep_dims) {
     case 3:
       return keep(wide_prod(a, axes, keep_dims));
     case 4:
+      return keep(mx::max(a, axes, keep_dims));
     case 5:
-      if (any_empty(a, axes)) {
-        fail(kInvalidArgument, "an axis of shape ", text_of(a.shape()), " has no element to choose from");
-      }
-      return keep(kind == 4 ? mx::max(a, axes, keep_dims) : mx::min(a, axes, keep_dims));
+      return keep(mx::min(a, axes, keep_dims));
     case 6:
       return keep(mx::all(a, axes, keep_dims));
     case 7:

@@ -35,14 +35,6 @@ Box box_of(const mx::array& a, const SliceSpec& spec) {
   return box;
 }
 
-// Elements all have one type; the first tensor decides among floats.
-std::vector<mx::array> same_float(std::vector<mx::array> arrays) {
-  for (auto& array : arrays) {
-    array = as_activation(array, arrays.front().dtype());
-  }
-  return arrays;
-}
-
 } // namespace
 
 Out reshape(const Array& a, Dims dims) {
@@ -69,7 +61,7 @@ Out concat(Refs refs, int32_t axis) {
     fail(kInvalidArgument, "there is nothing to join");
   }
   auto along = axis_of(axis, arrays.front());
-  return keep(mx::concatenate(same_float(std::move(arrays)), along));
+  return keep(mx::concatenate(std::move(arrays), along));
 }
 
 Out slice(const Array& a, const SliceSpec& spec) {

@@ -29,6 +29,7 @@ struct AttentionSpec;
 struct PagedSpec;
 struct RandomSpec;
 struct Three;
+struct RawArray;
 
 using Dims = rust::Slice<const int64_t>;
 using Axes = rust::Slice<const int32_t>;
@@ -53,6 +54,12 @@ void eval(Refs arrays, bool wait);
 std::unique_ptr<Memo> new_memo();
 void forget(Memo& memo);
 double direct_add_ns(uint64_t iterations);
+
+// native.cpp
+bool is_computed(const Array& a);
+RawArray raw_array(const Array& a);
+Out new_array(uint32_t dtype, Dims dims);
+Out share_array(const Array& a, Dims dims);
 
 // array.cpp
 ArrayInfo info(const Array& a);

@@ -28,6 +28,17 @@ pub struct Description {
     pub most_threads: u32,
     /// Finds out whether it can run here.
     pub probe: fn() -> Result<Probe>,
+    /// The device's own kernels, in place of MLX's.
+    pub kernels: Option<Kernels>,
+}
+
+/// How a device brings kernels of its own (see [`crate::native`]). Both run on the backend thread.
+#[derive(Debug, Clone, Copy)]
+pub struct Kernels {
+    /// Replaces slots of a table whose `ctx` is set; `threads` is 0 for the default.
+    pub install: fn(table: &mut BackendOps, threads: usize) -> Result<()>,
+    /// Lets go of what `install` made for this `ctx`.
+    pub remove: fn(ctx: *mut c_void),
 }
 
 /// A backend over MLX: put one in a `static` and hand its [`Backend::table`] to the host.
@@ -124,10 +135,17 @@ impl Backend {
         );
         let raw = Box::into_raw(context);
         // SAFETY: made on the line above, and known to no one else yet.
-        let table = unsafe {
+        let (table, installed) = unsafe {
             (*raw).table.ctx = raw.cast();
-            &raw const (*raw).table
+            let install = description.kernels.map(|kernels| kernels.install);
+            let installed = install.map_or(Ok(()), |install| install(&mut (*raw).table, options.threads));
+            (&raw const (*raw).table, installed)
         };
+        if let Err(error) = installed {
+            // SAFETY: as above; it ends here.
+            drop(unsafe { Box::from_raw(raw) });
+            return Err(error);
+        }
         open_contexts().push(raw as usize);
         Ok(table)
     }
@@ -264,6 +282,9 @@ unsafe extern "C" fn close(
 ) -> Status {
     let run = || {
         let context = take_open(table)?;
+        if let Some(kernels) = context.description.kernels {
+            (kernels.remove)(context.table.ctx);
+        }
         // Arrays end here, on the thread that made them; then nothing of them can be under way.
         drop(context);
         bridge::close_device().map_err(|error| Fault::from(error).named("close"))

@@ -18,6 +18,16 @@ mod ffi {
         dims: [i64; 8],
     }
 
+    /// Memory of a computed array; strides in elements.
+    struct RawArray {
+        data: usize,
+        dtype: u32,
+        ndim: u32,
+        dims: [i64; 8],
+        strides: [i64; 8],
+        row_contiguous: bool,
+    }
+
     struct MemoryFigures {
         active: u64,
         peak: u64,
@@ -140,6 +150,14 @@ mod ffi {
         fn forget(memo: Pin<&mut Memo>);
         fn direct_add_ns(iterations: u64) -> Result<f64>;
 
+        fn is_computed(a: &Array) -> bool;
+        /// Computes the array first when it is not yet.
+        fn raw_array(a: &Array) -> Result<RawArray>;
+        /// A computed array with memory that nobody has written.
+        fn new_array(dtype: u32, dims: &[i64]) -> Result<UniquePtr<Array>>;
+        /// The memory of a computed, row-major array under another shape of as many elements.
+        fn share_array(a: &Array, dims: &[i64]) -> Result<UniquePtr<Array>>;
+
         fn info(a: &Array) -> ArrayInfo;
         /// # Safety
         /// `data` must have `len` readable bytes.
@@ -150,8 +168,8 @@ mod ffi {
             dims: &[i64],
         ) -> Result<UniquePtr<Array>>;
         /// # Safety
-        /// `data` must stay readable until the function at `release` was called with `owner`,
-        /// which happens exactly once, whatever the result.
+        /// `data` must stay readable until the function at `release` was called with `owner`, which
+        /// happens exactly once after this succeeds, and never when it fails.
         unsafe fn from_host_borrow(
             data: *const u8,
             dtype: u32,

@@ -11,12 +11,18 @@ mod context;
 mod device;
 mod fault;
 mod ops;
+pub mod native;
 mod options;
 mod slot;
 
-pub use backend::{Backend, Description};
+pub use backend::{Backend, Description, Kernels};
 pub use device::{DeviceKind, DeviceReport, Probe, device_count, host_memory, properties};
 pub use serde_json;
+
+/// The table before any backend is opened: its slots report what is wrong with a context.
+pub fn plain_table() -> mlxcel_abi::ops::BackendOps {
+    ops::table()
+}
 
 /// Version of MLX whose headers the shim was compiled with.
 pub fn mlx_version() -> String {

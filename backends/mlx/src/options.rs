@@ -12,6 +12,8 @@ pub(crate) struct Options {
     pub(crate) memory_limit_bytes: u64,
     /// For freed buffers kept for reuse; `u64::MAX` leaves MLX's own.
     pub(crate) cache_limit_bytes: u64,
+    /// Compute threads; 0 leaves the choice to the backend.
+    pub(crate) threads: usize,
 }
 
 impl Options {
@@ -20,6 +22,7 @@ impl Options {
         let mut options = Self {
             memory_limit_bytes: u64::MAX,
             cache_limit_bytes: u64::MAX,
+            threads: 0,
         };
         if text.trim().is_empty() {
             return Ok(options);
@@ -33,7 +36,7 @@ impl Options {
         };
         for (key, value) in &entries {
             match key.as_str() {
-                "threads" => check_threads(whole(key, value)?, description)?,
+                "threads" => options.threads = threads(whole(key, value)?, description)?,
                 "memory_limit_bytes" => options.memory_limit_bytes = whole(key, value)?,
                 "cache_limit_bytes" => options.cache_limit_bytes = whole(key, value)?,
                 other => {
@@ -48,14 +51,14 @@ impl Options {
     }
 }
 
-/// MLX computes an operation on one thread; what more were asked for would be ignored.
-fn check_threads(threads: u64, description: &Description) -> Result<()> {
+/// More threads than the backend uses would be ignored, hence they are refused.
+fn threads(threads: u64, description: &Description) -> Result<usize> {
     let most = u64::from(description.most_threads);
     if threads <= most {
-        return Ok(());
+        return Ok(threads as usize);
     }
     Err(AbiError::unimplemented(format!(
-        "option threads: backend {} computes on {most} thread, found {threads}; leave it out or give 0",
+        "option threads: backend {} computes on at most {most} threads, found {threads}; leave it out or give 0",
         description.name
     )))
 }
@@ -78,6 +81,7 @@ mod tests {
         device: DeviceKind::Cpu,
         most_threads: 1,
         probe: none,
+        kernels: None,
     };
 
     fn none() -> Result<Probe> {
@@ -98,7 +102,8 @@ mod tests {
             options,
             Ok(Options {
                 memory_limit_bytes: 5,
-                cache_limit_bytes: 0
+                cache_limit_bytes: 0,
+                threads: 1,
             })
         );
         assert_eq!(

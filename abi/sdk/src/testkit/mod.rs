@@ -3,6 +3,7 @@
 //! Behind the cargo feature `testkit`, for tests only. It may index and assert its own invariants;
 //! what it hands to a backend or a family is still checked by them.
 
+pub mod conformance;
 pub mod reference;
 
 pub use reference::{

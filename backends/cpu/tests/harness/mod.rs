@@ -24,9 +24,12 @@ macro_rules! run {
         let mut err = std::ptr::null_mut();
         let ops = &$device.ops;
         // SAFETY: the table is open, and every pointer of a test lives for the call.
+        #[allow(unused_unsafe, reason = "an argument may be a call of its own")]
         let code = unsafe { (ops.$slot)(ops.ctx $(, $arg)*, &raw mut err) };
         // SAFETY: both come from the call above.
-        unsafe { mlxcel_abi::AbiError::check(code, err) }
+        #[allow(unused_unsafe, reason = "as above")]
+        let checked = unsafe { mlxcel_abi::AbiError::check(code, err) };
+        checked
     }};
 }
 
@@ -34,6 +37,18 @@ macro_rules! run {
 pub struct Device {
     pub ops: BackendOps,
     pub table: *const BackendOps,
+}
+
+/// The operations of an open backend in the hands of another thread.
+pub struct Elsewhere(BackendOps);
+
+// SAFETY: the table is plain data, and the backend itself refuses what another thread may not do.
+unsafe impl Send for Elsewhere {}
+
+impl Elsewhere {
+    pub fn ops(&self) -> &BackendOps {
+        &self.0
+    }
 }
 
 pub fn entry() -> BackendTable {
@@ -77,6 +92,10 @@ impl Device {
                 table,
             })
         }
+    }
+
+    pub fn elsewhere(&self) -> Elsewhere {
+        Elsewhere(self.ops)
     }
 
     pub fn close_table(table: *const BackendOps) -> Result<()> {

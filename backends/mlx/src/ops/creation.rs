@@ -1,74 +1,16 @@
 //! Tensors from nothing and from host memory.
 
-use core::ffi::c_void;
-
 use cxx::UniquePtr;
 use mlxcel_abi::ops_args::FromHostArgs;
 use mlxcel_abi::types::ReleaseFn;
-use mlxcel_abi::{DType, ErrorObj, Status, Tensor};
+use mlxcel_abi::DType;
 
 use crate::args::{self, Result};
 use crate::bridge::{self, Array};
 use crate::context::Context;
 use crate::fault::Fault;
 use crate::ops::memory::check_room;
-use crate::slot::{make, tensor_slots};
-
-/// Borrowed memory on its way to an array: released when dropped, unless handed on.
-struct Borrowed {
-    release: ReleaseFn,
-    owner: *mut c_void,
-}
-
-impl Borrowed {
-    /// Gives up the duty to release, to whoever gets the two numbers.
-    fn into_parts(self) -> (usize, usize) {
-        let parts = (self.release as usize, self.owner as usize);
-        #[expect(
-            clippy::mem_forget,
-            reason = "the duty to release goes with the numbers"
-        )]
-        core::mem::forget(self);
-        parts
-    }
-}
-
-impl Drop for Borrowed {
-    fn drop(&mut self) {
-        // SAFETY: the caller of `from_host` gave this pair to be called once, from any thread.
-        unsafe { (self.release)(self.owner) };
-    }
-}
-
-/// Borrowed memory is released exactly once, also when this fails.
-///
-/// # Safety
-/// The slot's contract: `ctx` of an open backend, pointers valid for the call.
-pub(crate) unsafe extern "C" fn from_host(
-    ctx: *mut c_void,
-    args: *const FromHostArgs,
-    out: *mut Tensor,
-    err: *mut *mut ErrorObj,
-) -> Status {
-    // SAFETY: the caller vouches for the struct; without it there is nothing to release.
-    let read = unsafe { FromHostArgs::read(args) };
-    let borrowed = read.as_ref().ok().and_then(|args| {
-        args.release.map(|release| Borrowed {
-            release,
-            owner: args.owner,
-        })
-    });
-    // SAFETY: forwarded to the caller. A body that is not run drops `borrowed` with itself.
-    unsafe {
-        make(ctx, out, err, "from_host", move |context, _| {
-            let args = read?;
-            match borrowed {
-                Some(borrowed) => borrow(&args, borrowed),
-                None => copy(context, &args),
-            }
-        })
-    }
-}
+use crate::slot::tensor_slots;
 
 /// Shape of the tensor, after all that can be wrong with the arguments was looked at.
 fn checked(args: &FromHostArgs) -> Result<&[i64]> {
@@ -97,13 +39,17 @@ fn checked(args: &FromHostArgs) -> Result<&[i64]> {
     Ok(dims)
 }
 
-fn borrow(args: &FromHostArgs, borrowed: Borrowed) -> Result<UniquePtr<Array>> {
+/// On failure the memory stays the caller's: `release` is not called.
+fn borrow(args: &FromHostArgs, release: ReleaseFn) -> Result<UniquePtr<Array>> {
     let dims = checked(args)?;
     if args.byte_len == 0 {
         // SAFETY: no byte is read.
-        return Ok(unsafe { bridge::from_host_copy(args.data, 0, args.dtype.0, dims) }?);
+        let array = unsafe { bridge::from_host_copy(args.data, 0, args.dtype.0, dims) }?;
+        // SAFETY: the caller gave this pair to be called once, from any thread.
+        unsafe { release(args.owner) };
+        return Ok(array);
     }
-    let (release, owner) = borrowed.into_parts();
+    let (release, owner) = (release as usize, args.owner as usize);
     // SAFETY: the caller keeps the bytes until `release`, which the shim calls exactly once.
     Ok(unsafe { bridge::from_host_borrow(args.data, args.dtype.0, dims, release, owner) }?)
 }
@@ -116,6 +62,15 @@ fn copy(context: &Context, args: &FromHostArgs) -> Result<UniquePtr<Array>> {
 }
 
 tensor_slots! {
+    fn from_host(context, _tensors; args: *const FromHostArgs) {
+        // SAFETY: the slot's contract.
+        let args = unsafe { FromHostArgs::read(args) }?;
+        match args.release {
+            Some(release) => borrow(&args, release),
+            None => copy(context, &args),
+        }
+    }
+
     fn full(_context, _tensors; value: f64, dtype: DType, dims: *const i64, ndim: u32) {
         // SAFETY: the slot's contract.
         let dims = unsafe { args::shape(dims, ndim) }?;

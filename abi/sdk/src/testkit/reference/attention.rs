@@ -5,6 +5,7 @@ use mlxcel_abi::ops_args::{AttentionArgs, PagedAttentionArgs};
 use mlxcel_abi::{AbiError, DType, Result};
 
 use super::number::{need_float, need_int};
+use super::product::dot;
 use super::shape;
 use super::value::{Data, Mode, Value};
 
@@ -16,11 +17,7 @@ struct Scoring {
 
 impl Scoring {
     fn score(&self, q: &[f64], k: &[f64]) -> f64 {
-        let mut dot = 0.0;
-        for (a, b) in q.iter().zip(k) {
-            dot += a * b;
-        }
-        let score = self.scale * dot;
+        let score = self.scale * dot(q, k);
         if self.softcap > 0.0 {
             self.softcap * (score / self.softcap).tanh()
         } else {
@@ -45,8 +42,11 @@ fn mix<'v>(
     let weights: Vec<f64> = scores.iter().map(|score| (score - top).exp()).collect();
     let total = weights.iter().sum::<f64>() + sink.map_or(0.0, |sink| (sink - top).exp());
     for (weight, value) in weights.iter().zip(values) {
-        for (out, x) in out.iter_mut().zip(value) {
-            *out += weight / total * x;
+        // As in `dot`: indices are what unoptimised builds run fastest.
+        let (share, mut i) = (weight / total, 0);
+        while i < out.len() {
+            out[i] += share * value[i];
+            i += 1;
         }
     }
 }

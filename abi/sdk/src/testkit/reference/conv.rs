@@ -4,6 +4,7 @@ use mlxcel_abi::ops_args::ConvArgs;
 use mlxcel_abi::{AbiError, Result};
 
 use super::number::{need_float, promote};
+use super::product::dot;
 use super::shape;
 use super::value::{Data, Mode, Value};
 
@@ -154,14 +155,8 @@ pub(super) fn conv(mode: Mode, args: &ConvArgs, x: &Value, w: &Value) -> Result<
                     let first = filter / filters_per_group.max(1) * per_group;
                     let x_at = (image * inputs + i) * plan.channels + first;
                     let w_at = (filter * kernels + k) * per_group;
-                    let mut sum = 0.0;
-                    for (a, b) in xs[x_at..x_at + per_group]
-                        .iter()
-                        .zip(&ws[w_at..w_at + per_group])
-                    {
-                        sum += a * b;
-                    }
-                    data[(image * outputs + o) * plan.filters + filter] += sum;
+                    data[(image * outputs + o) * plan.filters + filter] +=
+                        dot(&xs[x_at..x_at + per_group], &ws[w_at..w_at + per_group]);
                 }
             });
         }

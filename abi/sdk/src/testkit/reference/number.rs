@@ -4,7 +4,7 @@ use mlxcel_abi::{AbiError, DType, Result};
 
 /// How the elements of a dtype are computed with.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Class {
+pub(in crate::testkit) enum Class {
     /// Bool: 0 or 1.
     Bool,
     /// Any integer.
@@ -16,7 +16,7 @@ pub(super) enum Class {
 }
 
 /// The class of `dtype`; foreign codes are refused.
-pub(super) fn class(dtype: DType) -> Result<Class> {
+pub(in crate::testkit) fn class(dtype: DType) -> Result<Class> {
     match dtype {
         DType::BOOL => Ok(Class::Bool),
         DType::C64 => Ok(Class::Complex),
@@ -29,7 +29,7 @@ pub(super) fn class(dtype: DType) -> Result<Class> {
 }
 
 /// Whether `dtype` is an integer type (bool is not).
-pub(super) fn is_int(dtype: DType) -> bool {
+pub(in crate::testkit) fn is_int(dtype: DType) -> bool {
     class(dtype) == Ok(Class::Int)
 }
 
@@ -55,7 +55,7 @@ fn round_binary(x: f64, fraction: i32, min_exponent: i32, max: f64) -> f64 {
 }
 
 /// `x` as an element of the float type `dtype` would hold it.
-pub(super) fn round_float(dtype: DType, x: f64) -> f64 {
+pub(in crate::testkit) fn round_float(dtype: DType, x: f64) -> f64 {
     match dtype {
         DType::F16 => round_binary(x, 10, -14, 65504.0),
         DType::BF16 => round_binary(x, 7, -126, f64::from(half::bf16::MAX)),
@@ -65,7 +65,7 @@ pub(super) fn round_float(dtype: DType, x: f64) -> f64 {
 }
 
 /// Largest element of the float type below the finite `x`.
-pub(super) fn next_below(dtype: DType, x: f64) -> f64 {
+pub(in crate::testkit) fn next_below(dtype: DType, x: f64) -> f64 {
     let mut step = x.abs().max(2f64.powi(-200)) * 2f64.powi(-60);
     loop {
         let below = round_float(dtype, x - step);
@@ -77,7 +77,7 @@ pub(super) fn next_below(dtype: DType, x: f64) -> f64 {
 }
 
 /// `x` modulo the integer type's range; bool becomes `x != 0`.
-pub(super) fn wrap_int(dtype: DType, x: i128) -> i128 {
+pub(in crate::testkit) fn wrap_int(dtype: DType, x: i128) -> i128 {
     match dtype {
         DType::BOOL => i128::from(x != 0),
         DType::U8 => i128::from(x as u8),
@@ -93,7 +93,7 @@ pub(super) fn wrap_int(dtype: DType, x: i128) -> i128 {
 }
 
 /// Smallest and largest value of an integer type.
-pub(super) fn int_range(dtype: DType) -> (i128, i128) {
+pub(in crate::testkit) fn int_range(dtype: DType) -> (i128, i128) {
     let bits = 8 * dtype.size_bytes() as u32;
     if dtype == DType::BOOL {
         (0, 1)
@@ -106,7 +106,7 @@ pub(super) fn int_range(dtype: DType) -> (i128, i128) {
 
 /// Float to integer: towards zero, NaN to 0, out of range to the nearest end (a case that the
 /// interface leaves open).
-pub(super) fn float_to_int(dtype: DType, x: f64) -> i128 {
+pub(in crate::testkit) fn float_to_int(dtype: DType, x: f64) -> i128 {
     if dtype == DType::BOOL {
         return i128::from(x != 0.0);
     }
@@ -116,7 +116,7 @@ pub(super) fn float_to_int(dtype: DType, x: f64) -> i128 {
 
 /// Common type of two operands, by MLX's table (mlx/dtype.cpp), which is JAX's: any integer with a
 /// float gives the float, f16 with bf16 gives f32, u64 with a signed integer gives f32.
-pub(super) fn promote(a: DType, b: DType) -> DType {
+pub(in crate::testkit) fn promote(a: DType, b: DType) -> DType {
     if a == b {
         return a;
     }
@@ -153,7 +153,7 @@ fn promote_ints(a: DType, b: DType) -> DType {
 }
 
 /// `dtype` itself when it is a float or complex type, else f32.
-pub(super) fn at_least_float(dtype: DType) -> DType {
+pub(in crate::testkit) fn at_least_float(dtype: DType) -> DType {
     if dtype.is_float() || dtype == DType::C64 {
         dtype
     } else {
@@ -162,7 +162,7 @@ pub(super) fn at_least_float(dtype: DType) -> DType {
 }
 
 /// Refuses everything but real floats, naming `what`.
-pub(super) fn need_float(what: &str, dtype: DType) -> Result<()> {
+pub(in crate::testkit) fn need_float(what: &str, dtype: DType) -> Result<()> {
     if dtype.is_float() {
         return Ok(());
     }
@@ -173,7 +173,7 @@ pub(super) fn need_float(what: &str, dtype: DType) -> Result<()> {
 }
 
 /// Refuses everything but integers, naming `what`.
-pub(super) fn need_int(what: &str, dtype: DType) -> Result<()> {
+pub(in crate::testkit) fn need_int(what: &str, dtype: DType) -> Result<()> {
     if is_int(dtype) {
         return Ok(());
     }

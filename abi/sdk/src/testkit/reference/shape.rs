@@ -4,7 +4,7 @@ use mlxcel_abi::types::MAX_DIMS;
 use mlxcel_abi::{AbiError, Result};
 
 /// Number of elements; shapes whose count does not fit are refused.
-pub(super) fn count(shape: &[usize]) -> Result<usize> {
+pub(in crate::testkit) fn count(shape: &[usize]) -> Result<usize> {
     // A later zero must not hide an overflow that an implementation might compute on the way.
     let mut product = 1usize;
     for &dim in shape {
@@ -17,7 +17,7 @@ pub(super) fn count(shape: &[usize]) -> Result<usize> {
 }
 
 /// Checks dimensions that came from outside.
-pub(super) fn from_dims(dims: &[i64]) -> Result<Vec<usize>> {
+pub(in crate::testkit) fn from_dims(dims: &[i64]) -> Result<Vec<usize>> {
     if dims.len() > MAX_DIMS {
         return Err(AbiError::invalid(format!(
             "a tensor may have {MAX_DIMS} dimensions, found {}",
@@ -34,7 +34,7 @@ pub(super) fn from_dims(dims: &[i64]) -> Result<Vec<usize>> {
 }
 
 /// Index of `axis` in a shape of `ndim` dimensions; negative counts from the end.
-pub(super) fn axis(axis: i32, ndim: usize) -> Result<usize> {
+pub(in crate::testkit) fn axis(axis: i32, ndim: usize) -> Result<usize> {
     let index = i64::from(axis) + if axis < 0 { ndim as i64 } else { 0 };
     usize::try_from(index)
         .ok()
@@ -47,7 +47,7 @@ pub(super) fn axis(axis: i32, ndim: usize) -> Result<usize> {
 }
 
 /// Indices of `axes`, in the given order; a repeated one is refused.
-pub(super) fn axes(axes: &[i32], ndim: usize) -> Result<Vec<usize>> {
+pub(in crate::testkit) fn axes(axes: &[i32], ndim: usize) -> Result<Vec<usize>> {
     let mut out = Vec::with_capacity(axes.len());
     for &one in axes {
         let index = axis(one, ndim)?;
@@ -62,7 +62,7 @@ pub(super) fn axes(axes: &[i32], ndim: usize) -> Result<Vec<usize>> {
 }
 
 /// Common shape of broadcast operands.
-pub(super) fn broadcast(shapes: &[&[usize]]) -> Result<Vec<usize>> {
+pub(in crate::testkit) fn broadcast(shapes: &[&[usize]]) -> Result<Vec<usize>> {
     let ndim = shapes.iter().map(|shape| shape.len()).max().unwrap_or(0);
     let mut out = vec![1usize; ndim];
     for shape in shapes {
@@ -82,7 +82,7 @@ pub(super) fn broadcast(shapes: &[&[usize]]) -> Result<Vec<usize>> {
 }
 
 /// Row-major strides.
-pub(super) fn strides(shape: &[usize]) -> Vec<isize> {
+pub(in crate::testkit) fn strides(shape: &[usize]) -> Vec<isize> {
     let mut out = vec![1isize; shape.len()];
     for i in (1..shape.len()).rev() {
         out[i - 1] = out[i] * shape[i].max(1) as isize;
@@ -91,7 +91,7 @@ pub(super) fn strides(shape: &[usize]) -> Vec<isize> {
 }
 
 /// Strides that read a tensor of shape `from` as if it had shape `to`. The shapes must fit.
-pub(super) fn broadcast_strides(from: &[usize], to: &[usize]) -> Vec<isize> {
+pub(in crate::testkit) fn broadcast_strides(from: &[usize], to: &[usize]) -> Vec<isize> {
     let own = strides(from);
     let offset = to.len() - from.len();
     let mut out = vec![0isize; to.len()];
@@ -104,7 +104,11 @@ pub(super) fn broadcast_strides(from: &[usize], to: &[usize]) -> Vec<isize> {
 }
 
 /// Positions of a strided box in row-major order of `shape`.
-pub(super) fn enumerate(shape: &[usize], strides: &[isize], start: isize) -> Vec<usize> {
+pub(in crate::testkit) fn enumerate(
+    shape: &[usize],
+    strides: &[isize],
+    start: isize,
+) -> Vec<usize> {
     let total: usize = shape.iter().product();
     let mut out = Vec::with_capacity(total);
     let mut counter = vec![0usize; shape.len()];
@@ -125,12 +129,12 @@ pub(super) fn enumerate(shape: &[usize], strides: &[isize], start: isize) -> Vec
 }
 
 /// For every element of `to`, the element of `from` it repeats.
-pub(super) fn broadcast_positions(from: &[usize], to: &[usize]) -> Vec<usize> {
+pub(in crate::testkit) fn broadcast_positions(from: &[usize], to: &[usize]) -> Vec<usize> {
     enumerate(to, &broadcast_strides(from, to), 0)
 }
 
 /// Positions with the axes `order` moved to the given order.
-pub(super) fn permuted_positions(shape: &[usize], order: &[usize]) -> Vec<usize> {
+pub(in crate::testkit) fn permuted_positions(shape: &[usize], order: &[usize]) -> Vec<usize> {
     let own = strides(shape);
     let dims: Vec<usize> = order.iter().map(|&axis| shape[axis]).collect();
     let steps: Vec<isize> = order.iter().map(|&axis| own[axis]).collect();
@@ -138,7 +142,7 @@ pub(super) fn permuted_positions(shape: &[usize], order: &[usize]) -> Vec<usize>
 }
 
 /// Sizes before, at and after an axis.
-pub(super) fn around(shape: &[usize], axis: usize) -> (usize, usize, usize) {
+pub(in crate::testkit) fn around(shape: &[usize], axis: usize) -> (usize, usize, usize) {
     (
         shape[..axis].iter().product(),
         shape[axis],
@@ -147,7 +151,7 @@ pub(super) fn around(shape: &[usize], axis: usize) -> (usize, usize, usize) {
 }
 
 /// Refuses a shape other than `expected`, naming `what`.
-pub(super) fn need(what: &str, found: &[usize], expected: &[usize]) -> Result<()> {
+pub(in crate::testkit) fn need(what: &str, found: &[usize], expected: &[usize]) -> Result<()> {
     if found == expected {
         return Ok(());
     }
@@ -157,7 +161,7 @@ pub(super) fn need(what: &str, found: &[usize], expected: &[usize]) -> Result<()
 }
 
 /// Refuses another number of dimensions than `ndim`, naming `what`.
-pub(super) fn need_ndim(what: &str, found: &[usize], ndim: usize) -> Result<()> {
+pub(in crate::testkit) fn need_ndim(what: &str, found: &[usize], ndim: usize) -> Result<()> {
     if found.len() == ndim {
         return Ok(());
     }

@@ -10,7 +10,7 @@ use super::shape;
 
 /// Elements, row-major.
 #[derive(Debug, Clone, PartialEq)]
-pub(super) enum Data {
+pub(in crate::testkit) enum Data {
     /// Shapes-only mode: nothing is kept, every element reads as 0.
     Absent,
     /// Float types.
@@ -23,21 +23,25 @@ pub(super) enum Data {
 
 /// A tensor.
 #[derive(Debug, Clone, PartialEq)]
-pub(super) struct Value {
+pub(in crate::testkit) struct Value {
+    /// Element type.
     pub dtype: DType,
+    /// Dimensions.
     pub shape: Vec<usize>,
+    /// Elements.
     pub data: Data,
 }
 
 /// Whether elements are computed or only described.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Mode {
+pub(in crate::testkit) struct Mode {
+    /// Described only.
     pub shapes_only: bool,
 }
 
 impl Mode {
     /// A tensor whose elements `data` gives, rounded to `dtype`; not called in shapes-only mode.
-    pub(super) fn value(
+    pub(in crate::testkit) fn value(
         self,
         dtype: DType,
         shape: Vec<usize>,
@@ -64,7 +68,7 @@ impl Mode {
 
 impl Data {
     /// Number of elements; unknown when absent.
-    pub(super) fn len(&self) -> Option<usize> {
+    pub(in crate::testkit) fn len(&self) -> Option<usize> {
         match self {
             Self::Absent => None,
             Self::Real(v) => Some(v.len()),
@@ -74,7 +78,7 @@ impl Data {
     }
 
     /// `count` elements of value `x`.
-    pub(super) fn filled(dtype: DType, x: f64, count: usize) -> Result<Self> {
+    pub(in crate::testkit) fn filled(dtype: DType, x: f64, count: usize) -> Result<Self> {
         Ok(match class(dtype)? {
             Class::Float => Self::Real(vec![x; count]),
             Class::Complex => Self::Complex(vec![[x, 0.0]; count]),
@@ -97,7 +101,7 @@ impl Data {
     }
 
     /// The elements at `positions`.
-    pub(super) fn pick(&self, positions: &[usize]) -> Self {
+    pub(in crate::testkit) fn pick(&self, positions: &[usize]) -> Self {
         match self {
             Self::Absent => Self::Absent,
             Self::Real(v) => Self::Real(positions.iter().map(|&i| v[i]).collect()),
@@ -107,7 +111,7 @@ impl Data {
     }
 
     /// Overwrites the elements at `positions` with those of `source` in order.
-    pub(super) fn put(&mut self, positions: &[usize], source: &Self) -> Result<()> {
+    pub(in crate::testkit) fn put(&mut self, positions: &[usize], source: &Self) -> Result<()> {
         match (self, source) {
             (Self::Real(to), Self::Real(from)) => write(to, positions, from),
             (Self::Int(to), Self::Int(from)) => write(to, positions, from),
@@ -126,22 +130,22 @@ fn write<T: Copy>(to: &mut [T], positions: &[usize], from: &[T]) {
 
 impl Value {
     /// Number of elements.
-    pub(super) fn count(&self) -> usize {
+    pub(in crate::testkit) fn count(&self) -> usize {
         self.shape.iter().product()
     }
 
     /// Bytes that the elements take on a real backend.
-    pub(super) fn byte_len(&self) -> usize {
+    pub(in crate::testkit) fn byte_len(&self) -> usize {
         self.count() * self.dtype.size_bytes()
     }
 
     /// Size of the last axis; 1 for scalars.
-    pub(super) fn last_dim(&self) -> usize {
+    pub(in crate::testkit) fn last_dim(&self) -> usize {
         self.shape.last().copied().unwrap_or(1)
     }
 
     /// Elements as f64; complex ones give their real part.
-    pub(super) fn reals(&self) -> Cow<'_, [f64]> {
+    pub(in crate::testkit) fn reals(&self) -> Cow<'_, [f64]> {
         match &self.data {
             Data::Absent => Cow::Owned(vec![0.0; self.count()]),
             Data::Real(v) => Cow::Borrowed(v),
@@ -151,7 +155,7 @@ impl Value {
     }
 
     /// Elements of an integer or bool tensor.
-    pub(super) fn ints(&self) -> Result<&[i128]> {
+    pub(in crate::testkit) fn ints(&self) -> Result<&[i128]> {
         match &self.data {
             Data::Int(v) => Ok(v),
             _ => Err(AbiError::invalid(format!(
@@ -162,7 +166,7 @@ impl Value {
     }
 
     /// Elements as complex numbers.
-    pub(super) fn complexes(&self) -> Cow<'_, [[f64; 2]]> {
+    pub(in crate::testkit) fn complexes(&self) -> Cow<'_, [[f64; 2]]> {
         match &self.data {
             Data::Complex(v) => Cow::Borrowed(v),
             _ => Cow::Owned(self.reals().iter().map(|&x| [x, 0.0]).collect()),
@@ -170,7 +174,7 @@ impl Value {
     }
 
     /// The same elements in another dtype.
-    pub(super) fn cast(&self, mode: Mode, dtype: DType) -> Result<Value> {
+    pub(in crate::testkit) fn cast(&self, mode: Mode, dtype: DType) -> Result<Value> {
         let target = class(dtype)?;
         mode.value(dtype, self.shape.clone(), || {
             Ok(match (&self.data, target) {
@@ -198,7 +202,7 @@ impl Value {
 }
 
 /// Elements from their bytes; `bytes` must hold whole elements.
-pub(super) fn decode(dtype: DType, bytes: &[u8]) -> Result<Data> {
+pub(in crate::testkit) fn decode(dtype: DType, bytes: &[u8]) -> Result<Data> {
     macro_rules! ints {
         ($ty:ty) => {
             Data::Int(
@@ -248,7 +252,7 @@ fn chunks<const N: usize>(bytes: &[u8]) -> impl Iterator<Item = [u8; N]> {
 }
 
 /// Bytes of the elements.
-pub(super) fn encode(value: &Value) -> Vec<u8> {
+pub(in crate::testkit) fn encode(value: &Value) -> Vec<u8> {
     macro_rules! write {
         ($items:expr, $convert:expr) => {
             $items

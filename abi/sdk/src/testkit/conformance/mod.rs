@@ -1,0 +1,168 @@
+//! Conformance of a backend with the operation table's contract, by comparison with the reference
+//! backend.
+//!
+//! Every case runs the same operation on both and compares dtypes, shapes and elements within the
+//! tolerance of [`tolerance`]; cases of refusal compare statuses. After every case the number of
+//! live handles must be what it was. A backend that lacks a fused operation which the SDK composes
+//! passes through the composition; any other missing slot is a failure unless it is declared.
+//!
+//! ```ignore
+//! let report = conformance::run(&backend, "mine", Groups::All);
+//! report.verdict(&Expectations::none())?;
+//! ```
+
+mod arithmetic;
+pub(super) mod array;
+mod attention;
+mod composed;
+mod contract;
+mod convolution;
+mod creation;
+mod elementwise;
+mod fourier;
+mod indexing;
+mod movement;
+mod norms;
+mod ordering;
+mod paging;
+mod products;
+mod quantization;
+mod randomness;
+mod reductions;
+mod report;
+mod suite;
+#[cfg(test)]
+mod tests;
+mod tolerance;
+
+use mlxcel_abi::DType;
+
+use crate::Backend;
+use crate::testkit::{ReferenceOptions, reference_backend};
+pub use report::{Expectations, Finding, KnownFailure, Outcome, Report};
+use suite::Suite;
+
+/// Float types of activations.
+const FLOATS: [DType; 3] = [DType::F32, DType::F16, DType::BF16];
+
+/// Cases that belong together.
+#[derive(Clone, Copy)]
+pub struct Group {
+    /// First part of the case names.
+    pub name: &'static str,
+    run: fn(&mut Suite<'_>),
+}
+
+impl core::fmt::Debug for Group {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.write_str(self.name)
+    }
+}
+
+/// Every group.
+pub const GROUPS: &[Group] = &[
+    Group {
+        name: "creation",
+        run: creation::run,
+    },
+    Group {
+        name: "elementwise",
+        run: elementwise::run,
+    },
+    Group {
+        name: "arithmetic",
+        run: arithmetic::run,
+    },
+    Group {
+        name: "reductions",
+        run: reductions::run,
+    },
+    Group {
+        name: "ordering",
+        run: ordering::run,
+    },
+    Group {
+        name: "movement",
+        run: movement::run,
+    },
+    Group {
+        name: "indexing",
+        run: indexing::run,
+    },
+    Group {
+        name: "products",
+        run: products::run,
+    },
+    Group {
+        name: "quantization",
+        run: quantization::run,
+    },
+    Group {
+        name: "convolution",
+        run: convolution::run,
+    },
+    Group {
+        name: "fourier",
+        run: fourier::run,
+    },
+    Group {
+        name: "norms",
+        run: norms::run,
+    },
+    Group {
+        name: "attention",
+        run: attention::run,
+    },
+    Group {
+        name: "paging",
+        run: paging::run,
+    },
+    Group {
+        name: "randomness",
+        run: randomness::run,
+    },
+    Group {
+        name: "composed",
+        run: composed::run,
+    },
+    Group {
+        name: "contract",
+        run: contract::run,
+    },
+];
+
+/// The group called `name`.
+pub fn group(name: &str) -> Option<&'static Group> {
+    GROUPS.iter().find(|group| group.name == name)
+}
+
+/// What a run compares.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Depth {
+    /// Dtypes, shapes and elements.
+    #[default]
+    Values,
+    /// Dtypes and shapes, for a backend that computes nothing.
+    Shapes,
+}
+
+/// Runs groups on a backend. The calling thread must be its backend thread.
+pub fn run(name: &str, subject: &Backend, groups: &[Group], depth: Depth) -> Report {
+    let reference = reference_backend(ReferenceOptions::default());
+    let reference = reference.backend();
+    let mut suite = Suite {
+        subject,
+        reference: &reference,
+        group: "",
+        values: depth == Depth::Values,
+        report: Report {
+            backend: name.to_owned(),
+            outcomes: Vec::new(),
+        },
+    };
+    for group in groups {
+        suite.group = group.name;
+        (group.run)(&mut suite);
+    }
+    suite.report
+}

@@ -1,0 +1,131 @@
+//! Attention over the paged pool, which is written in place.
+
+use core::ffi::c_void;
+
+use mlxcel_abi::ops::BackendOps;
+use mlxcel_abi::ops_args::PagedAttentionArgs;
+use mlxcel_abi::{DType, ErrorObj, Result, Status, Tensor};
+use mlxcel_backend_mlx::native::{Native, View};
+use mlxcel_cpu_kernels::attention::{Paged, paged};
+
+use super::{Outcome, State, attempt, filled, floats};
+
+pub(super) fn install(table: &mut BackendOps) {
+    table.paged_attention = paged_attention;
+}
+
+unsafe extern "C" fn paged_attention(
+    ctx: *mut c_void,
+    args: *const PagedAttentionArgs,
+    out: *mut [Tensor; 3],
+    err: *mut *mut ErrorObj,
+) -> Status {
+    let kernel = |native: Native<'_>, state: &mut State| {
+        // SAFETY: the slot's contract: a live argument struct.
+        let args = unsafe { PagedAttentionArgs::read(args) }?;
+        // SAFETY: the slot's contract: the caller holds the tensors and the boundaries.
+        match unsafe { attend(native, state, &args) }? {
+            Some(made) if !out.is_null() => {
+                // SAFETY: not null, and the caller's to write.
+                unsafe { out.write(made) };
+                Ok(Outcome::Done)
+            }
+            _ => Ok(Outcome::Pass),
+        }
+    };
+    // SAFETY: the slot's contract; the fallback is a slot of the same table and context.
+    unsafe {
+        match attempt(ctx, err, kernel) {
+            Ok(status) => status,
+            Err(mlx) => (mlx.paged_attention)(ctx, args, out, err),
+        }
+    }
+}
+
+fn integers(native: &Native<'_>, t: Tensor) -> Result<Option<View>> {
+    let view = native.view(t)?;
+    Ok((view.is_contiguous && view.dtype == DType::I32).then_some(view))
+}
+
+/// # Safety
+/// The caller holds all tensors, and `row_starts` has `n_sequences + 1` values.
+unsafe fn attend(native: Native<'_>, state: &mut State, args: &PagedAttentionArgs) -> Result<Option<[Tensor; 3]>> {
+    if args.row_starts.is_null() {
+        return Ok(None);
+    }
+    let (Some(q), Some(k), Some(v), Some(k_pool), Some(v_pool)) = (
+        floats(&native, args.q)?,
+        floats(&native, args.k)?,
+        floats(&native, args.v)?,
+        floats(&native, args.k_pool)?,
+        floats(&native, args.v_pool)?,
+    ) else {
+        return Ok(None);
+    };
+    let (Some(slots), Some(positions), Some(page_table)) =
+        (integers(&native, args.slots)?, integers(&native, args.positions)?, integers(&native, args.page_table)?)
+    else {
+        return Ok(None);
+    };
+    let sinks = if args.sinks.is_none() { None } else { Some(floats(&native, args.sinks)?) };
+    let (&[rows, heads, k_dim], &[k_rows, kv_heads, k_width], &[v_rows, v_heads, v_dim]) = (q.shape(), k.shape(), v.shape()) else {
+        return Ok(None);
+    };
+    let (&[pages, page_size, pool_heads, pool_k], &[v_pages, v_page_size, v_pool_heads, pool_v]) = (k_pool.shape(), v_pool.shape())
+    else {
+        return Ok(None);
+    };
+    let fits = [k_rows, v_rows] == [rows; 2]
+        && k_width == k_dim
+        && pool_k == k_dim
+        && pool_v == v_dim
+        && [v_heads, pool_heads, v_pool_heads] == [kv_heads; 3]
+        && [v_pages, v_page_size] == [pages, page_size]
+        && slots.shape() == [rows]
+        && positions.shape() == [rows]
+        && page_table.shape().len() == 2
+        && page_table.shape().first() == Some(&i64::from(args.n_sequences))
+        && !matches!(sinks, Some(None));
+    if !fits {
+        return Ok(None);
+    }
+    let pool_rows = pages * page_size;
+    // SAFETY: contiguous views of the checked types. The pools are the caller's to give: the slot
+    // may write into them, and nothing else reads them meanwhile.
+    let (step, slots, new_k, new_v, keys, values) = unsafe {
+        let keys: &mut [f32] = k_pool.as_mut_slice();
+        let values: &mut [f32] = v_pool.as_mut_slice();
+        let step = Paged {
+            q: q.as_slice(),
+            keys: core::slice::from_raw_parts(keys.as_ptr(), keys.len()),
+            values: core::slice::from_raw_parts(values.as_ptr(), values.len()),
+            positions: positions.as_slice(),
+            page_table: page_table.as_slice(),
+            row_starts: core::slice::from_raw_parts(args.row_starts, args.n_sequences as usize + 1),
+            sinks: sinks.flatten().map_or(&[], |s| s.as_slice()),
+            heads: heads as usize,
+            kv_heads: kv_heads as usize,
+            k_dim: k_dim as usize,
+            v_dim: v_dim as usize,
+            page_size: page_size as usize,
+            scale: args.scale,
+            softcap: args.softcap,
+            window: args.window as usize,
+        };
+        (step, slots.as_slice::<i32>(), k.as_slice::<f32>(), v.as_slice::<f32>(), keys, values)
+    };
+    if !step.is_valid() || slots.iter().any(|slot| i64::from(*slot) < 0 || i64::from(*slot) >= pool_rows) {
+        return Ok(None);
+    }
+    let (k_row, v_row) = ((kv_heads * k_dim) as usize, (kv_heads * v_dim) as usize);
+    for (slot, (new_k, new_v)) in slots.iter().zip(new_k.chunks_exact(k_row).zip(new_v.chunks_exact(v_row))) {
+        let slot = *slot as usize;
+        keys[slot * k_row..(slot + 1) * k_row].copy_from_slice(new_k);
+        values[slot * v_row..(slot + 1) * v_row].copy_from_slice(new_v);
+    }
+    let result = filled(&native, &[rows, heads, v_dim], "paged_attention", |out| {
+        paged(state.isa, &mut state.pool, &step, out, &state.attention)
+    })?;
+    let Some(result) = result else { return Ok(None) };
+    Ok(Some([result, native.retain(args.k_pool)?, native.retain(args.v_pool)?]))
+}

@@ -1,0 +1,141 @@
+//! Products with plain and quantised weights, and the expansion of quantised rows.
+
+use mlxcel_abi::kinds::quant;
+use mlxcel_abi::ops::BackendOps;
+use mlxcel_abi::ops_args::{QuantizedMatmulArgs, QuantizedWeight};
+use mlxcel_abi::{DType, Result, Tensor};
+use mlxcel_backend_mlx::native::{Native, View};
+use mlxcel_cpu_kernels::gemm::{self, Weight};
+use mlxcel_cpu_kernels::{QuantizedMatrix, Scales, dense, qmatmul};
+
+use super::{State, filled, floats, slot};
+
+pub(super) fn install(table: &mut BackendOps) {
+    table.quantized_matmul = quantized_matmul;
+    table.matmul = matmul;
+    table.dequantize = dequantize;
+}
+
+slot!(quantized_matmul(args: *const QuantizedMatmulArgs) |native, state| {
+    // SAFETY: the slot's contract: a live argument struct.
+    quantized(native, state, &unsafe { QuantizedMatmulArgs::read(args) }?)
+});
+slot!(matmul(a: Tensor, b: Tensor) |native, state| plain(native, state, a, b));
+slot!(dequantize(w: *const QuantizedWeight, dtype: DType) |native, _state| {
+    // SAFETY: the slot's contract: a live argument struct.
+    expand(native, &unsafe { QuantizedWeight::read(w) }?, dtype)
+});
+
+/// # Safety
+/// The tensor behind the view must live for `'a`.
+unsafe fn scales<'a>(view: &View) -> Option<Scales<'a>> {
+    // SAFETY: the type is checked; the rest is the caller's promise.
+    unsafe {
+        match view.dtype {
+            DType::F16 => Some(Scales::F16(view.as_slice())),
+            DType::BF16 => Some(Scales::Bf16(view.as_slice())),
+            DType::F32 => Some(Scales::F32(view.as_slice())),
+            _ => None,
+        }
+    }
+}
+
+/// The matrix behind a quantised weight of rank `rank` or more, all leading axes as rows.
+///
+/// # Safety
+/// The tensors must live for `'a`.
+unsafe fn matrix<'a>(native: &Native<'_>, w: &QuantizedWeight, only_two: bool) -> Result<Option<QuantizedMatrix<'a>>> {
+    if w.spec.mode != quant::AFFINE || w.biases.is_none() {
+        return Ok(None);
+    }
+    let (words, s, b) = (native.view(w.weight)?, native.view(w.scales)?, native.view(w.biases)?);
+    let rank = words.shape().len();
+    let usable = [&words, &s, &b].iter().all(|view| view.is_contiguous && !view.is_empty())
+        && words.dtype == DType::U32
+        && rank >= 2
+        && (!only_two || rank == 2)
+        && s.shape().len() == rank
+        && s.shape() == b.shape()
+        && s.shape().get(..rank - 1) == words.shape().get(..rank - 1);
+    if !usable {
+        return Ok(None);
+    }
+    let groups = s.shape().last().map_or(0, |n| *n as usize);
+    let rows = words.shape().iter().rev().skip(1).product::<i64>() as usize;
+    let columns = groups * w.spec.group_size as usize;
+    // SAFETY: contiguous views; the tensors live as long as the caller says.
+    unsafe {
+        let (Some(s), Some(b)) = (scales(&s), scales(&b)) else { return Ok(None) };
+        let (bits, group) = (w.spec.bits as usize, w.spec.group_size as usize);
+        Ok(QuantizedMatrix::new(words.as_slice(), s, b, rows, columns, bits, group))
+    }
+}
+
+fn with_last(shape: &[i64], last: usize) -> Vec<i64> {
+    let mut shape = shape.to_vec();
+    if let Some(end) = shape.last_mut() {
+        *end = last as i64;
+    }
+    shape
+}
+
+fn quantized(native: Native<'_>, state: &mut State, args: &QuantizedMatmulArgs) -> Result<Option<Tensor>> {
+    if args.transpose != 1 {
+        return Ok(None);
+    }
+    // SAFETY: the caller holds the tensors during the call.
+    let (Some(x), Some(w)) = (floats(&native, args.x)?, unsafe { matrix(&native, &args.w, true) }?) else {
+        return Ok(None);
+    };
+    if x.shape().last() != Some(&(w.columns() as i64)) {
+        return Ok(None);
+    }
+    // SAFETY: a contiguous f32 view of a tensor that the caller holds.
+    let input = unsafe { x.as_slice::<f32>() };
+    let m = input.len() / w.columns();
+    let shape = with_last(x.shape(), w.rows());
+    filled(&native, &shape, "quantized_matmul", |out| {
+        if qmatmul::takes(m, w.bits()) {
+            return qmatmul::matmul(state.isa, &mut state.pool, input, &w, out, &mut state.prepared);
+        }
+        let weight = Weight::Quantized(w);
+        gemm::matmul(state.isa, &mut state.pool, input, weight, w.rows(), w.columns(), out, &state.panels)
+    })
+}
+
+/// `a @ b` where `b` is the transposed view of a row-major weight.
+fn plain(native: Native<'_>, state: &mut State, a: Tensor, b: Tensor) -> Result<Option<Tensor>> {
+    let (Some(x), b) = (floats(&native, a)?, native.view(b)?) else { return Ok(None) };
+    let (&[columns, rows], &[1, stride]) = (b.shape(), b.strides()) else { return Ok(None) };
+    let fits = b.dtype == DType::F32 && stride == columns && x.shape().last() == Some(&columns) && x.shape().len() >= 2 && rows > 0;
+    if !fits {
+        return Ok(None);
+    }
+    let (rows, columns) = (rows as usize, columns as usize);
+    // SAFETY: `a` is a contiguous f32 view; `b` is f32 and its transpose is row-major, so that its
+    // memory is `rows * columns` elements in order. The caller holds both tensors.
+    let (input, weight) = unsafe { (x.as_slice::<f32>(), b.as_slice::<f32>()) };
+    let m = input.len() / columns;
+    filled(&native, &with_last(x.shape(), rows), "matmul", |out| {
+        if m <= dense::MAX_ROWS {
+            return dense::matmul(state.isa, &mut state.pool, input, weight, rows, columns, out);
+        }
+        gemm::matmul(state.isa, &mut state.pool, input, Weight::F32(weight), rows, columns, out, &state.panels)
+    })
+}
+
+fn expand(native: Native<'_>, w: &QuantizedWeight, dtype: DType) -> Result<Option<Tensor>> {
+    if dtype != DType::F32 {
+        return Ok(None);
+    }
+    // SAFETY: the caller holds the tensors during the call.
+    let Some(matrix) = (unsafe { matrix(&native, w, false) })? else { return Ok(None) };
+    let shape = with_last(native.view(w.weight)?.shape(), matrix.columns());
+    let mut factors = vec![0.0; 2 * matrix.groups()];
+    filled(&native, &shape, "dequantize", |out| {
+        for (row, out) in out.chunks_exact_mut(matrix.columns()).enumerate() {
+            matrix.expand_row(row, &mut factors, out);
+        }
+        true
+    })
+}
