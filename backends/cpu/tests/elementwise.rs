@@ -326,9 +326,24 @@ fn two_types_meet_in_a_third() {
     let wide = d.f32s(&[2.0], &[1]);
     for dtype in HALVES {
         let x = d.of(dtype, &[1.5], &[1]);
-        d.expect(op!(d, binary, binary::ADD, x, wide), DType::F32, &[1], &[3.5]);
-        d.expect(op!(d, binary, binary::ADD, d.i32s(&[1], &[1]), x), dtype, &[1], &[2.5]);
-        d.expect(op!(d, select, d.bools(&[false], &[1]), x, wide), DType::F32, &[1], &[2.0]);
+        d.expect(
+            op!(d, binary, binary::ADD, x, wide),
+            DType::F32,
+            &[1],
+            &[3.5],
+        );
+        d.expect(
+            op!(d, binary, binary::ADD, d.i32s(&[1], &[1]), x),
+            dtype,
+            &[1],
+            &[2.5],
+        );
+        d.expect(
+            op!(d, select, d.bools(&[false], &[1]), x, wide),
+            DType::F32,
+            &[1],
+            &[2.0],
+        );
         d.expect(op!(d, glu, glu::RELU, x, wide), DType::F32, &[1], &[3.0]);
     }
     assert!(op!(d, glu, glu::SILU, wide, d.f32s(&[1.0, 2.0], &[2])).is_err());

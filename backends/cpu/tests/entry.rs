@@ -22,7 +22,10 @@ fn the_probe_describes_the_processor() {
 fn the_record_names_the_plugin_and_its_mlx() {
     let record: Value = from_str(mlxcel_backend_cpu::RECORD).unwrap();
     let plugin = &record["plugin"];
-    assert_eq!((plugin["kind"].as_str(), plugin["name"].as_str()), (Some("backend"), Some("cpu")));
+    assert_eq!(
+        (plugin["kind"].as_str(), plugin["name"].as_str()),
+        (Some("backend"), Some("cpu"))
+    );
     assert_eq!(plugin["mlx_version"], mlxcel_backend_mlx::mlx_version());
 }
 
@@ -34,7 +37,9 @@ fn every_slot_is_implemented() {
     for slot in BackendOps::SLOTS {
         // SAFETY: every slot is a function pointer at its offset within the table.
         let address = |table: &BackendOps| unsafe {
-            (std::ptr::from_ref(table).cast::<u8>().add(slot.offset)).cast::<usize>().read()
+            (std::ptr::from_ref(table).cast::<u8>().add(slot.offset))
+                .cast::<usize>()
+                .read()
         };
         assert_ne!(address(&d.ops), address(&stubs), "{} is a stub", slot.name);
     }
@@ -43,12 +48,20 @@ fn every_slot_is_implemented() {
 #[test]
 fn devices_and_options_are_honoured_or_refused() {
     assert!(Device::open_with("cpu", r#"{"threads":0,"cache_limit_bytes":33554432}"#).is_ok());
-    let refused = |device: &str, options: &str| Device::open_with(device, options).map(|_| ()).unwrap_err();
+    let refused =
+        |device: &str, options: &str| Device::open_with(device, options).map(|_| ()).unwrap_err();
     let missing = refused("gpu", "");
     assert_eq!(missing.code, status::NOT_FOUND);
     assert_eq!(missing.message, "device gpu is not there, there are: cpu");
-    assert!(refused("", r#"{"treads":1}"#).message.contains("option treads"));
-    assert_eq!(refused("", r#"{"threads":2000}"#).code, status::UNIMPLEMENTED);
+    assert!(
+        refused("", r#"{"treads":1}"#)
+            .message
+            .contains("option treads")
+    );
+    assert_eq!(
+        refused("", r#"{"threads":2000}"#).code,
+        status::UNIMPLEMENTED
+    );
 }
 
 #[test]
@@ -56,7 +69,9 @@ fn a_backend_closes_once_and_only_on_its_thread() {
     let d = Device::open();
     let table = d.table;
     let address = table as usize;
-    let elsewhere = std::thread::spawn(move || Device::close_table(address as *const _)).join().unwrap();
+    let elsewhere = std::thread::spawn(move || Device::close_table(address as *const _))
+        .join()
+        .unwrap();
     assert_eq!(elsewhere.unwrap_err().code, status::FAILED_PRECONDITION);
     drop(d);
     let again = Device::close_table(table).unwrap_err();
@@ -71,7 +86,12 @@ fn backends_of_several_threads_do_not_meet() {
     std::thread::spawn(|| {
         let other = Device::open();
         assert_eq!(other.memory().live_tensors, 0);
-        other.expect(Ok(other.f32s(&[2.0], &[1])), mlxcel_abi::DType::F32, &[1], &[2.0]);
+        other.expect(
+            Ok(other.f32s(&[2.0], &[1])),
+            mlxcel_abi::DType::F32,
+            &[1],
+            &[2.0],
+        );
     })
     .join()
     .unwrap();

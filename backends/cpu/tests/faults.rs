@@ -20,11 +20,20 @@ fn stale_and_foreign_handles_are_told() {
     d.release(a);
     let error = op!(d, unary, unary::NEG, a).unwrap_err();
     assert_eq!(error.code, status::INVALID_ARGUMENT);
-    assert!(error.message.starts_with("unary: tensor handle") && error.message.contains("stale"), "{error}");
+    assert!(
+        error.message.starts_with("unary: tensor handle") && error.message.contains("stale"),
+        "{error}"
+    );
     let again = run!(d, release, a).unwrap_err();
-    assert!(again.message.starts_with("release: tensor handle"), "{again}");
+    assert!(
+        again.message.starts_with("release: tensor handle"),
+        "{again}"
+    );
     let none = op!(d, binary, binary::ADD, Tensor::NONE, Tensor(u64::MAX)).unwrap_err();
-    assert_eq!(none.message, "binary: no tensor was given where one is needed");
+    assert_eq!(
+        none.message,
+        "binary: no tensor was given where one is needed"
+    );
     assert_eq!(d.memory().live_tensors, 0);
 }
 
@@ -71,28 +80,54 @@ fn null_pointers_are_arguments_too() {
 #[test]
 fn sizes_that_cannot_be_are_refused_before_mlx_sees_them() {
     let d = Device::open();
-    let full = |dims: &[i64]| op!(d, full, 0.0, DType::F32, dims.as_ptr(), dims.len() as u32).unwrap_err();
+    let full =
+        |dims: &[i64]| op!(d, full, 0.0, DType::F32, dims.as_ptr(), dims.len() as u32).unwrap_err();
     assert_eq!(full(&[-1]).code, status::INVALID_ARGUMENT);
     assert_eq!(full(&[1 << 31]).code, status::INVALID_ARGUMENT);
     assert_eq!(full(&[1; 9]).code, status::INVALID_ARGUMENT);
-    assert_eq!(full(&[1 << 30, 1 << 30, 1 << 30]).code, status::RESOURCE_EXHAUSTED);
+    assert_eq!(
+        full(&[1 << 30, 1 << 30, 1 << 30]).code,
+        status::RESOURCE_EXHAUSTED
+    );
     let vast = full(&[1 << 20, 1 << 20]);
     assert_eq!(vast.code, status::RESOURCE_EXHAUSTED);
-    assert!(vast.message.starts_with("full: a tensor of shape [1048576, 1048576] needs 4398046511104 bytes, the limit is "), "{vast}");
+    assert!(
+        vast.message.starts_with(
+            "full: a tensor of shape [1048576, 1048576] needs 4398046511104 bytes, the limit is "
+        ),
+        "{vast}"
+    );
     let a = d.f32s(&[1.0, 2.0], &[2]);
     assert!(op!(d, repeat, a, i64::MAX, 0).is_err());
     assert!(op!(d, repeat, a, -1, 0).is_err());
     assert!(op!(d, tile, a, [i64::from(i32::MAX)].as_ptr(), 1).is_err());
-    assert!(op!(d, pad, a, [i64::from(i32::MAX)].as_ptr(), [1_i64].as_ptr(), 1, 0.0).is_err());
+    assert!(
+        op!(
+            d,
+            pad,
+            a,
+            [i64::from(i32::MAX)].as_ptr(),
+            [1_i64].as_ptr(),
+            1,
+            0.0
+        )
+        .is_err()
+    );
     assert!(op!(d, pad, a, [-1_i64].as_ptr(), [0_i64].as_ptr(), 1, 0.0).is_err());
     let wide = [1_i64 << 20, 1 << 20];
     let view = op!(d, broadcast_to, d.f32s(&[1.0], &[1]), wide.as_ptr(), 2).unwrap();
-    assert_eq!(op!(d, unary, unary::EXP, view).unwrap_err().code, status::RESOURCE_EXHAUSTED);
+    assert_eq!(
+        op!(d, unary, unary::EXP, view).unwrap_err().code,
+        status::RESOURCE_EXHAUSTED
+    );
     assert!(op!(d, reshape, a, [-1_i64, -1].as_ptr(), 2).is_err());
     assert!(op!(d, reshape, a, [0_i64, -1].as_ptr(), 2).is_err());
     assert!(op!(d, reshape, a, [3_i64].as_ptr(), 1).is_err());
     let too_many = op!(d, take, d.f32s(&[0.0], &[1; 8]), d.i32s(&[0], &[1, 1]), 0).unwrap_err();
-    assert_eq!(too_many.message, "take: the result has 9 dimensions, at most 8 are possible");
+    assert_eq!(
+        too_many.message,
+        "take: the result has 9 dimensions, at most 8 are possible"
+    );
 }
 
 #[test]
@@ -101,12 +136,28 @@ fn exceptions_of_mlx_become_statuses_with_the_operations_name() {
     let (a, b) = (d.f32s(&[1.0; 6], &[2, 3]), d.f32s(&[1.0; 6], &[2, 3]));
     let error = op!(d, matmul, a, b).unwrap_err();
     assert_eq!(error.code, status::INVALID_ARGUMENT);
-    assert!(error.message.starts_with("matmul: ") && error.message.contains("(2,3)"), "{error}");
-    assert!(!error.message.ends_with('.') && !error.message.contains("[matmul]"), "{error}");
+    assert!(
+        error.message.starts_with("matmul: ") && error.message.contains("(2,3)"),
+        "{error}"
+    );
+    assert!(
+        !error.message.ends_with('.') && !error.message.contains("[matmul]"),
+        "{error}"
+    );
     assert!(op!(d, unary, unary::BIT_NOT, a).is_err());
     assert!(op!(d, binary, binary::BIT_AND, a, b).is_err());
-    assert!(op!(d, cast, a, DType(99)).unwrap_err().message.contains("dtype code 99"));
-    d.expect(op!(d, unary, unary::NEG, a), DType::F32, &[2, 3], &[-1.0; 6]);
+    assert!(
+        op!(d, cast, a, DType(99))
+            .unwrap_err()
+            .message
+            .contains("dtype code 99")
+    );
+    d.expect(
+        op!(d, unary, unary::NEG, a),
+        DType::F32,
+        &[2, 3],
+        &[-1.0; 6],
+    );
 }
 
 #[test]
@@ -115,7 +166,10 @@ fn reading_needs_the_exact_length() {
     let a = d.f32s(&[1.0, 2.0], &[2]);
     let mut bytes = [0_u8; 8];
     let error = run!(d, read, a, bytes.as_mut_ptr(), 7).unwrap_err();
-    assert_eq!(error.message, "read: the tensor has 8 bytes, the destination 7");
+    assert_eq!(
+        error.message,
+        "read: the tensor has 8 bytes, the destination 7"
+    );
     run!(d, read, a, bytes.as_mut_ptr(), 8).unwrap();
     run!(d, read, d.f32s(&[], &[0]), null_mut(), 0).unwrap();
 }
@@ -127,21 +181,27 @@ fn other_threads_may_only_release() {
     let b = d.f32s(&[2.0], &[1]);
     let other = d.elsewhere();
     std::thread::scope(|scope| {
-        let elsewhere = std::thread::Builder::new().name("elsewhere".into()).spawn_scoped(scope, move || {
-            let mut out = Tensor::NONE;
-            let mut err = null_mut();
-            let ops = other.ops();
-            // SAFETY: the backend is open, which is all that the slots ask for before they refuse.
-            unsafe {
-                let code = (ops.unary)(ops.ctx, unary::NEG, a, &raw mut out, &raw mut err);
-                let refused = AbiError::check(code, err).unwrap_err();
-                let code = (ops.release)(ops.ctx, a, null_mut());
-                (refused, code)
-            }
-        });
+        let elsewhere = std::thread::Builder::new()
+            .name("elsewhere".into())
+            .spawn_scoped(scope, move || {
+                let mut out = Tensor::NONE;
+                let mut err = null_mut();
+                let ops = other.ops();
+                // SAFETY: the backend is open, which is all that the slots ask for before they refuse.
+                unsafe {
+                    let code = (ops.unary)(ops.ctx, unary::NEG, a, &raw mut out, &raw mut err);
+                    let refused = AbiError::check(code, err).unwrap_err();
+                    let code = (ops.release)(ops.ctx, a, null_mut());
+                    (refused, code)
+                }
+            });
         let (refused, released) = elsewhere.unwrap().join().unwrap();
         assert_eq!(refused.code, status::FAILED_PRECONDITION);
-        assert!(refused.message.contains("thread 'elsewhere'") && refused.message.contains("opened on thread"), "{refused}");
+        assert!(
+            refused.message.contains("thread 'elsewhere'")
+                && refused.message.contains("opened on thread"),
+            "{refused}"
+        );
         assert_eq!(released, status::OK);
     });
     // The next call on the backend thread carries the release out.
@@ -198,10 +258,19 @@ fn borrowed_memory_is_released_once_when_the_last_user_is_done() {
 fn borrowed_memory_stays_the_callers_when_the_call_fails() {
     let d = Device::open();
     let data = vec![0.0_f32; 4];
-    let wrong_length = FromHostArgs { byte_len: 3, ..borrowing(&data, &[4], 1) };
+    let wrong_length = FromHostArgs {
+        byte_len: 3,
+        ..borrowing(&data, &[4], 1)
+    };
     let error = op!(d, from_host, &raw const wrong_length).unwrap_err();
-    assert_eq!(error.message, "from_host: shape [4] of f32 does not have 3 bytes");
-    let unknown = FromHostArgs { dtype: DType(99), ..borrowing(&data, &[4], 1) };
+    assert_eq!(
+        error.message,
+        "from_host: shape [4] of f32 does not have 3 bytes"
+    );
+    let unknown = FromHostArgs {
+        dtype: DType(99),
+        ..borrowing(&data, &[4], 1)
+    };
     assert!(op!(d, from_host, &raw const unknown).is_err());
     let right = borrowing(&data, &[4], 1);
     assert!(run!(d, from_host, &raw const right, null_mut()).is_err());
@@ -213,7 +282,8 @@ fn borrowed_memory_stays_the_callers_when_the_call_fails() {
             let mut out = Tensor::NONE;
             let ops = other.ops();
             // SAFETY: the backend is open, the pointers live for the call.
-            let code = unsafe { (ops.from_host)(ops.ctx, &raw const args, &raw mut out, null_mut()) };
+            let code =
+                unsafe { (ops.from_host)(ops.ctx, &raw const args, &raw mut out, null_mut()) };
             assert_eq!(code, status::FAILED_PRECONDITION);
         });
     });
@@ -228,7 +298,11 @@ fn memory_that_has_to_be_copied_is_released_at_once() {
     assert_eq!((released(2), d.shape(t)), (1, vec![0]));
     let bytes = [0_u8, 0, 0, 0x80, 0x3f, 0, 0, 0];
     let at = bytes.as_ptr().align_offset(4) + 1;
-    let odd = FromHostArgs { data: bytes[at..].as_ptr(), byte_len: 4, ..borrowing(&[], &[1], 3) };
+    let odd = FromHostArgs {
+        data: bytes[at..].as_ptr(),
+        byte_len: 4,
+        ..borrowing(&[], &[1], 3)
+    };
     let t = op!(d, from_host, &raw const odd).unwrap();
     assert_eq!((released(3), d.read(t).len()), (1, 1));
 }

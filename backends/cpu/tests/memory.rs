@@ -30,7 +30,11 @@ fn zeros(d: &Device, bytes: u64) -> Tensor {
 
 fn reset_peak(d: &Device) {
     run!(d, clear_cache).unwrap();
-    d.set_limits(MemoryLimits { reset_peak: 1, ..MemoryLimits::default() }).unwrap();
+    d.set_limits(MemoryLimits {
+        reset_peak: 1,
+        ..MemoryLimits::default()
+    })
+    .unwrap();
 }
 
 fn figures_follow_the_tensors(d: &Device) {
@@ -44,7 +48,10 @@ fn figures_follow_the_tensors(d: &Device) {
     d.release(t);
     let after = d.memory();
     assert!(after.active_bytes < before.active_bytes + MEBIBYTE);
-    assert!(after.cache_bytes >= 8 * MEBIBYTE, "a freed buffer is kept for reuse");
+    assert!(
+        after.cache_bytes >= 8 * MEBIBYTE,
+        "a freed buffer is kept for reuse"
+    );
     reset_peak(d);
     let reset = d.memory();
     assert!(reset.cache_bytes < MEBIBYTE && reset.peak_bytes < MEBIBYTE);
@@ -68,7 +75,11 @@ fn borrowed_memory_is_not_copied(d: &Device) {
     let t = op!(d, from_host, &raw const args).unwrap();
     let sum = op!(d, reduce, reduce::SUM, t, null(), 0, 0).unwrap();
     assert_eq!(d.read(sum), [(1 << 20) as f32]);
-    assert!(d.memory().peak_bytes < MEBIBYTE, "{} bytes were allocated", d.memory().peak_bytes);
+    assert!(
+        d.memory().peak_bytes < MEBIBYTE,
+        "{} bytes were allocated",
+        d.memory().peak_bytes
+    );
     // The result of an operation may reuse its input's memory, but never borrowed memory.
     let negated = op!(d, unary, unary::NEG, t).unwrap();
     d.release(t);
@@ -120,7 +131,12 @@ fn a_decode_step_writes_into_the_pool(d: &Device) {
         d.eval(&[last, k_pool, v_pool]);
         let extra = d.memory().peak_bytes.saturating_sub(before);
         assert!(extra < 2 * MEBIBYTE, "step {step} allocated {extra} bytes");
-        for t in [args.slots, args.row_sequences, args.positions, args.page_table] {
+        for t in [
+            args.slots,
+            args.row_sequences,
+            args.positions,
+            args.page_table,
+        ] {
             d.release(t);
         }
     }
@@ -134,7 +150,12 @@ fn a_decode_step_writes_into_the_pool(d: &Device) {
 fn limits_are_kept(d: &Device) {
     let used = d.memory().active_bytes;
     let limit = used + 10 * MEBIBYTE;
-    d.set_limits(MemoryLimits { limit_bytes: limit, cache_limit_bytes: 0, ..MemoryLimits::default() }).unwrap();
+    d.set_limits(MemoryLimits {
+        limit_bytes: limit,
+        cache_limit_bytes: 0,
+        ..MemoryLimits::default()
+    })
+    .unwrap();
     assert_eq!(d.memory().limit_bytes, limit);
     let dims = [(20 * MEBIBYTE / 4) as i64];
     let single = op!(d, full, 0.0, DType::F32, dims.as_ptr(), 1).unwrap_err();
@@ -158,10 +179,26 @@ fn limits_are_kept(d: &Device) {
     assert!(over.message.contains("raise the limit"), "{over}");
     d.release(more);
     d.release(some);
-    assert_eq!(d.memory().cache_bytes, 0, "a cache limit of 0 keeps nothing");
-    let wired = MemoryLimits { wired_limit_bytes: 1, limit_bytes: 1, ..MemoryLimits::default() };
+    assert_eq!(
+        d.memory().cache_bytes,
+        0,
+        "a cache limit of 0 keeps nothing"
+    );
+    let wired = MemoryLimits {
+        wired_limit_bytes: 1,
+        limit_bytes: 1,
+        ..MemoryLimits::default()
+    };
     assert_eq!(d.set_limits(wired).unwrap_err().code, status::UNIMPLEMENTED);
-    assert_eq!(d.memory().limit_bytes, limit, "a refused call changes nothing");
-    d.set_limits(MemoryLimits { limit_bytes: 0, ..MemoryLimits::default() }).unwrap();
+    assert_eq!(
+        d.memory().limit_bytes,
+        limit,
+        "a refused call changes nothing"
+    );
+    d.set_limits(MemoryLimits {
+        limit_bytes: 0,
+        ..MemoryLimits::default()
+    })
+    .unwrap();
     assert_eq!(d.memory().limit_bytes, 0);
 }

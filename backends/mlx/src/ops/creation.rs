@@ -1,9 +1,9 @@
 //! Tensors from nothing and from host memory.
 
 use cxx::UniquePtr;
+use mlxcel_abi::DType;
 use mlxcel_abi::ops_args::FromHostArgs;
 use mlxcel_abi::types::ReleaseFn;
-use mlxcel_abi::DType;
 
 use crate::args::{self, Result};
 use crate::bridge::{self, Array};
