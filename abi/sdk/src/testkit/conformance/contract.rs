@@ -82,7 +82,7 @@ impl Raw<'_> {
         unsafe { (self.0.unary)(self.0.ctx, unary::NEG, handle, out, core::ptr::null_mut()) }
     }
 
-    fn from_host(&self, args: *const FromHostArgs, out: &mut Handle) -> Status {
+    fn host_tensor(&self, args: *const FromHostArgs, out: &mut Handle) -> Status {
         // SAFETY: the caller gives live arguments.
         unsafe { (self.0.from_host)(self.0.ctx, args, out, core::ptr::null_mut()) }
     }
@@ -171,7 +171,7 @@ fn lend(b: &Backend, lent: &mut Lent, byte_len: usize, out: &mut Handle) -> Stat
         owner: core::ptr::from_mut(lent).cast(),
         ..FromHostArgs::default()
     };
-    Raw(b.table()).from_host(&args, out)
+    Raw(b.table()).host_tensor(&args, out)
 }
 
 fn borrowed_memory(b: &Backend) -> Checked {
@@ -183,11 +183,8 @@ fn borrowed_memory(b: &Backend) -> Checked {
     let lent: *mut Lent = lent;
     let mut handle = Handle::NONE;
     // SAFETY: never freed, and not borrowed elsewhere at this point.
-    expect(
-        "from_host",
-        lend(b, unsafe { &mut *lent }, 4096 * 4, &mut handle),
-        status::OK,
-    )?;
+    let code = lend(b, unsafe { &mut *lent }, 4096 * 4, &mut handle);
+    expect("from_host", code, status::OK)?;
     // SAFETY: never freed; only the counter is read.
     let released = || unsafe { (*lent).released.load(Ordering::SeqCst) };
     {
@@ -263,7 +260,7 @@ fn struct_sizes(b: &Backend) -> Checked {
     let mut handle = Handle::NONE;
     expect(
         "a longer struct",
-        raw.from_host((&raw const newer).cast(), &mut handle),
+        raw.host_tensor((&raw const newer).cast(), &mut handle),
         status::OK,
     )?;
     expect("release", raw.release(handle), status::OK)?;
@@ -276,13 +273,13 @@ fn struct_sizes(b: &Backend) -> Checked {
     };
     expect(
         "a shorter struct",
-        raw.from_host(&older, &mut handle),
+        raw.host_tensor(&older, &mut handle),
         status::OK,
     )?;
     expect("release", raw.release(handle), status::OK)?;
     expect(
         "no struct",
-        raw.from_host(core::ptr::null(), &mut handle),
+        raw.host_tensor(core::ptr::null(), &mut handle),
         status::INVALID_ARGUMENT,
     )?;
     let tensor = words(Tensor::zeros(b, DType::F32, &[2]))?;
