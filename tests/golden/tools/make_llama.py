@@ -173,7 +173,9 @@ def make(name, directory, salt, final=True):
     error = max(r.get("max_error_to_float64", 0.0) for r in records)
     worst = min(r["min_relative_margin"] for r in records)
     size = sum(f.stat().st_size for f in directory.iterdir())
-    print(f"{name:20} salt {salt:3} weights {weights.stat().st_size:7} folder {size:7} margin {worst:.3f} f64 {error:.1e}")
+    print(
+        f"{name:20} salt {salt:3} weights {weights.stat().st_size:7} folder {size:7} margin {worst:.3f} f64 {error:.1e}"
+    )
 
 
 def search(name):

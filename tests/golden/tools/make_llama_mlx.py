@@ -14,7 +14,6 @@ import tempfile
 from pathlib import Path
 
 import mlx.core as mx
-import mlx.nn as nn
 import mlx_lm
 import numpy as np
 from mlx.utils import tree_flatten
@@ -214,7 +213,9 @@ def make(name, directory, salt, final=True):
     size = sum(f.stat().st_size for f in directory.iterdir())
     error = max(r["max_error_to_float64"] for r in records)
     worst = min(r["min_relative_margin"] for r in records)
-    print(f"{name:18} salt {salt:3} weights {weights.stat().st_size:6} folder {size:6} margin {worst:.3f} f64 {error:.1e}")
+    print(
+        f"{name:18} salt {salt:3} weights {weights.stat().st_size:6} folder {size:6} margin {worst:.3f} f64 {error:.1e}"
+    )
 
 
 def cross_check():
