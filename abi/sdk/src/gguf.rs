@@ -10,7 +10,8 @@ use crate::{Error, Result};
 /// What the host tells of a GGUF file: metadata (long arrays left out) and tensors.
 #[derive(Debug, Clone, Deserialize)]
 pub struct GgufSummary {
-    /// Metadata keys.
+    /// Metadata keys; an array that was left out is `{"array_len": n}`.
+    #[serde(flatten)]
     pub metadata: Map<String, Value>,
     /// Tensors by name.
     pub tensors: BTreeMap<String, GgufTensor>,

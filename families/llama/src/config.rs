@@ -58,6 +58,12 @@ impl DecoderConfig {
             }
         };
         let n_layers = config.uint_in("num_hidden_layers", 1..=4096)?;
+        let rope = RopeConfig::read(config, head_dim, None)?;
+        if rope.dims != head_dim {
+            // The reference either ignores the factor or fails, so nothing says what is meant.
+            let supported = "this line of models rotates all features of a head";
+            return Err(config.unsupported("partial_rotary_factor", supported));
+        }
         Ok(Self {
             vocab: config.uint("vocab_size")?,
             hidden,
@@ -71,7 +77,7 @@ impl DecoderConfig {
             attention_bias: config.bool_or("attention_bias", false)?,
             mlp_bias: config.bool_or("mlp_bias", false)?,
             activation: Activation::read(config, "hidden_act", Activation::Silu)?,
-            rope: RopeConfig::read(config, head_dim, None)?,
+            rope,
             layers: layer_kinds(config, n_layers, defaults.window)?,
         })
     }

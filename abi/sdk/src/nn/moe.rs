@@ -100,6 +100,9 @@ impl Experts {
         inner: usize,
         activation: Activation,
     ) -> Result<Self> {
+        if weights.contains("gate_up_proj") {
+            return Self::load_fused(weights, n_experts, hidden, inner, activation);
+        }
         let one = |slot: usize, rows: usize, columns: usize| -> Result<Stack> {
             let stacked_name = ["gate_proj", "up_proj", "down_proj"]
                 .get(slot)
@@ -119,6 +122,26 @@ impl Experts {
             gate: one(0, inner, hidden)?,
             up: one(1, inner, hidden)?,
             down: one(2, hidden, inner)?,
+            activation,
+        })
+    }
+
+    /// Loads `gate_up_proj` `[E, 2 inner, hidden]`, gate rows first, and `down_proj`, the names that
+    /// transformers 5 uses in memory.
+    fn load_fused(
+        weights: &Weights,
+        n_experts: usize,
+        hidden: usize,
+        inner: usize,
+        activation: Activation,
+    ) -> Result<Self> {
+        let (n, h, i) = (n_experts as i64, hidden as i64, inner as i64);
+        let both = weights.tensor("gate_up_proj", &[n, 2 * i, h])?;
+        let part = |start: i64| Ok(Stack::Plain(both.narrow(1, start, i)?.t()?));
+        Ok(Self {
+            gate: part(0)?,
+            up: part(i)?,
+            down: Stack::Plain(weights.tensor("down_proj", &[n, h, i])?.t()?),
             activation,
         })
     }

@@ -129,13 +129,13 @@ fn read_scaling(config: &Config<'_>, settings: &Config<'_>, dims: usize) -> Resu
         None => "default",
     };
     let limit = config.uint_or("max_position_embeddings", 2048)?;
+    // Beside the settings it wins over the one inside, as in the reference.
     let original = |fallback: usize| -> Result<f64> {
         let name = "original_max_position_embeddings";
         let range = 1.0..=1e9;
-        Ok(match settings.opt_float(name, range.clone())? {
-            Some(value) => value,
-            None => config.float_or(name, fallback as f64, range)?,
-        })
+        let beside = config.opt_float(name, range.clone())?;
+        let inside = settings.opt_float(name, range)?;
+        Ok(beside.or(inside).unwrap_or(fallback as f64))
     };
     match kind {
         "default" => Ok(RopeScaling::Plain),

@@ -222,7 +222,9 @@ fn running(suite: &mut Suite<'_>) {
 }
 
 fn softmaxes(suite: &mut Suite<'_>) {
-    let near = Tolerance::units(8.0, 2.0);
+    // An f32 exponential far below the largest has an error of its exponent's: small probabilities
+    // are compared absolutely.
+    let near = Tolerance::units(8.0, 2.0).floor(1e-4);
     for dtype in FLOATS {
         for (dims, axis) in [
             (&[7][..], 0),

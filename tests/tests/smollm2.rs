@@ -1,0 +1,85 @@
+//! A real model, SmolLM2-135M-Instruct, against recorded logits and greedy tokens of independent
+//! references (`tests/golden/smollm2.json`; how they were made is in `tests/golden/tools`).
+//!
+//! Needs the model and the plugins that `cargo xtask test` prepares.
+
+use std::path::PathBuf;
+
+use mlxcel::engine::{EngineHandle, LoadOptions, open_model, start_engine};
+use mlxcel::plugin::{BackendChoice, Loader};
+use mlxcel_registry::plugin::{Catalogue, HostProfile, SearchInputs};
+use serde_json::Value;
+
+fn required(name: &str) -> PathBuf {
+    let value = std::env::var_os(name);
+    PathBuf::from(value.unwrap_or_else(|| panic!("{name} is not set: run the tests with `cargo xtask test`")))
+}
+
+fn catalogue() -> Catalogue {
+    let inputs = SearchInputs {
+        dirs: vec![required("MLXCEL_TEST_PLUGINS_DIR")],
+        ..SearchInputs::default()
+    };
+    Catalogue::build(&inputs, HostProfile::CURRENT).unwrap()
+}
+
+fn engine() -> EngineHandle {
+    let (catalogue, loader) = (catalogue(), Loader::default());
+    let opened = open_model(&required("MLXCEL_TEST_MODEL_GGUF"), &catalogue, &loader, None).unwrap();
+    let backend = loader
+        .select_backend(&catalogue, &BackendChoice::Named("cpu".to_owned()))
+        .unwrap();
+    let options = LoadOptions {
+        dtype: Some(mlxcel::plugin::DType::F32),
+        ..LoadOptions::default()
+    };
+    start_engine(opened, backend, options, |_, _| {}).unwrap().0
+}
+
+fn golden() -> Value {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/golden/smollm2.json");
+    serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap()
+}
+
+fn ids(value: &Value) -> Vec<u32> {
+    value
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|id| id.as_u64().unwrap() as u32)
+        .collect()
+}
+
+fn argmax(logits: &[f32]) -> u32 {
+    let best = logits.iter().enumerate().max_by(|a, b| a.1.total_cmp(b.1));
+    best.unwrap().0 as u32
+}
+
+#[test]
+fn logits_and_greedy_tokens_match_the_references() {
+    let engine = engine();
+    for prompt in golden()["prompts"].as_array().unwrap() {
+        let name = prompt["name"].as_str().unwrap();
+        let tokens = ids(&prompt["ids"]);
+        let logits = engine.score(tokens.clone()).unwrap();
+        for reference in ["exact", "f16"] {
+            let limit = if reference == "exact" { 1e-3 } else { 2e-2 };
+            for pair in prompt[reference]["top10"].as_array().unwrap() {
+                let (id, want) = (pair[0].as_u64().unwrap() as usize, pair[1].as_f64().unwrap());
+                let off = (f64::from(logits[id]) - want).abs();
+                assert!(
+                    off < limit,
+                    "{name}, {reference}: token {id} is {} and should be {want}",
+                    logits[id]
+                );
+            }
+        }
+        let want = ids(&prompt["exact"]["greedy"]);
+        let (mut text, mut got) = (tokens, vec![argmax(&logits)]);
+        while got.len() < want.len() {
+            text.push(*got.last().unwrap());
+            got.push(argmax(&engine.score(text.clone()).unwrap()));
+        }
+        assert_eq!(got, want, "{name}");
+    }
+}
