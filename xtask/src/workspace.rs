@@ -36,6 +36,16 @@ impl Workspace {
         Metadata::read(&self.root, Depth::Everything)
     }
 
+    /// As `graph`, without what other systems alone would link.
+    pub fn graph_of_this_system(&self) -> Result<Metadata, Error> {
+        let description = Run::new("rustc").arg("-vV").dir(&self.root).stdout()?;
+        let triple = description
+            .lines()
+            .find_map(|line| line.strip_prefix("host: "))
+            .unwrap_or_default();
+        Metadata::read(&self.root, Depth::EverythingOn(triple))
+    }
+
     /// `target/debug` or `target/release`.
     pub fn profile_dir(&self, release: bool) -> PathBuf {
         self.target.join(if release { "release" } else { "debug" })
@@ -65,9 +75,11 @@ fn find_root() -> Result<PathBuf, Error> {
         .ok_or(Error::NoWorkspace { start })
 }
 
-enum Depth {
+enum Depth<'a> {
     MembersOnly,
     Everything,
+    /// For one target triple.
+    EverythingOn(&'a str),
 }
 
 /// The parts of `cargo metadata`'s answer that we use.
@@ -120,12 +132,14 @@ pub struct EdgeKind {
 }
 
 impl Metadata {
-    fn read(root: &Path, depth: Depth) -> Result<Self, Error> {
+    fn read(root: &Path, depth: Depth<'_>) -> Result<Self, Error> {
         let mut run = Run::cargo("metadata")
             .args(["--format-version", "1"])
             .dir(root);
-        if matches!(depth, Depth::MembersOnly) {
-            run = run.arg("--no-deps");
+        match depth {
+            Depth::MembersOnly => run = run.arg("--no-deps"),
+            Depth::Everything => {}
+            Depth::EverythingOn(triple) => run = run.args(["--filter-platform", triple]),
         }
         if in_ci() {
             run = run.arg("--locked");

@@ -48,8 +48,15 @@ const RULES: &[Rule] = &[
         never: RUNTIMES_AND_CPP,
     },
     Rule {
+        // Kernels compute on slices; that they are called through MLX or the ABI is not theirs to know.
+        applies: |folder| folder.starts_with("backends/") && folder.ends_with("-kernels"),
+        workspace: &[],
+        third_party: None,
+        never: RUNTIMES_AND_CPP,
+    },
+    Rule {
         applies: |folder| folder.starts_with("backends/"),
-        workspace: &["mlxcel-abi", "mlxcel-backend-mlx"],
+        workspace: &["mlxcel-abi", "mlxcel-backend-mlx", "mlxcel-cpu-kernels"],
         third_party: None,
         never: RUNTIMES,
     },
@@ -176,10 +183,11 @@ mod tests {
                 &["mlxcel-abi", "cxx"],
                 &[],
             ),
+            member("mlxcel-cpu-kernels", "backends/cpu-kernels", &["half"], &[]),
             member(
                 "mlxcel-backend-cpu",
                 "backends/cpu",
-                &["mlxcel-backend-mlx"],
+                &["mlxcel-backend-mlx", "mlxcel-cpu-kernels"],
                 &["mlxcel-abi", "cxx"],
             ),
             member("mlxcel-registry", "registry", &["mlxcel-abi", "ureq"], &[]),
@@ -251,6 +259,15 @@ mod tests {
             (
                 member("mlxcel", "host", &["mlxcel-family-llama"], &[]),
                 "mlxcel-family-llama",
+            ),
+            (
+                member(
+                    "mlxcel-cpu-kernels",
+                    "backends/cpu-kernels",
+                    &["mlxcel-abi"],
+                    &[],
+                ),
+                "no crate of the workspace",
             ),
             (member("new", "somewhere", &[], &[]), "no rule"),
         ];

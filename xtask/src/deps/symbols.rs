@@ -7,14 +7,12 @@ use crate::error::Error;
 use crate::process::Run;
 
 /// Symbols that a plugin may define for others.
-const ALLOWED_EXPORTS: [&str; 4] = [
+const ALLOWED_EXPORTS: [&str; 3] = [
     // abi_stable's root module: the one symbol that the host looks up.
     "_1as_0lib_1header_0root_bmodule_bloader",
     // The ends of linkme's table in its section, made by the linker.
     "__start_linkm",
     "__stop_linkm",
-    // cxx's own C functions, exported by that crate. Plugins are opened with local symbols, so each binds to its own copy.
-    "cxxbridge1$",
 ];
 
 /// A broken build exports hundreds of symbols; this many show what kind they are.

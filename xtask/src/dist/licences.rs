@@ -14,7 +14,7 @@ pub fn collect(workspace: &Workspace, backends: &[Backend], out: &Path) -> Resul
     let own = workspace.root.join("LICENSE");
     copy_into(&own, out)?;
     let mut index = String::from("# Third-party software in this package\n\n");
-    let metadata = workspace.graph()?;
+    let metadata = workspace.graph_of_this_system()?;
     for package in shipped_crates(&metadata, &workspace.root) {
         let _ = writeln!(
             index,

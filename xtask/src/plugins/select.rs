@@ -71,12 +71,18 @@ impl Selection {
     }
 }
 
+const VENDOR_DEVICES: [&str; 3] = ["cuda", "metal", "rocm"];
+
 /// Backend crates that need a vendor's toolkit to compile, so that the checks of a plain machine leave them out.
 pub fn needs_vendor_toolkit(package: &Package, root: &Path) -> bool {
     package
         .folder(root)
         .strip_prefix("backends/")
-        .is_some_and(|device| !matches!(device, "cpu" | "mlx"))
+        .is_some_and(|folder| {
+            VENDOR_DEVICES
+                .iter()
+                .any(|device| folder.split('-').next() == Some(device))
+        })
 }
 
 #[cfg(test)]
@@ -104,6 +110,8 @@ mod tests {
             package("mlxcel-family-qwen", "families/qwen", "cdylib"),
             package("mlxcel-backend-cuda", "backends/cuda", "cdylib"),
             package("mlxcel-backend-mlx", "backends/mlx", "lib"),
+            package("mlxcel-cpu-kernels", "backends/cpu-kernels", "lib"),
+            package("mlxcel-cuda-kernels", "backends/cuda-kernels", "lib"),
             package("mlxcel-backend-cpu", "backends/cpu", "cdylib"),
             package("mlxcel-family-llama", "families/llama", "cdylib"),
             package("bad-plugin", "tests/plugins/bad", "cdylib"),
@@ -157,6 +165,6 @@ mod tests {
             .filter(|package| needs_vendor_toolkit(package, root))
             .map(|package| package.name)
             .collect();
-        assert_eq!(skipped, ["mlxcel-backend-cuda"]);
+        assert_eq!(skipped, ["mlxcel-backend-cuda", "mlxcel-cuda-kernels"]);
     }
 }
