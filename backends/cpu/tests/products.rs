@@ -65,6 +65,57 @@ fn chosen_matrices() {
     );
 }
 
+#[test]
+fn chosen_matrices_of_half_types() {
+    let d = Device::open();
+    let (a, b) = (noise(3, 6), noise(4, 12));
+    for dtype in [DType::F16, DType::BF16] {
+        let (x, w) = (d.of(dtype, &a, &[1, 2, 3]), d.of(dtype, &b, &[2, 3, 2]));
+        let rhs = d.u32s(&[1], &[1]);
+        let expected = product(&a, &b[6..], 2, 3, 2);
+        let out = op!(d, gather_matmul, x, w, Tensor::NONE, rhs, 0);
+        d.expect(out, dtype, &[1, 2, 2], &expected);
+    }
+    let wide = d.of(DType::F64, &[0.0; 4], &[1, 2, 2]);
+    let one = d.u32s(&[0], &[1]);
+    let refused = op!(d, gather_matmul, wide, wide, one, Tensor::NONE, 0).unwrap_err();
+    assert_eq!(refused.code, status::UNIMPLEMENTED);
+}
+
+#[test]
+fn products_with_nothing_in_them_do_not_trap() {
+    let d = Device::open();
+    let none = d.u32s(&[], &[0]);
+    let (x, w) = (d.f32s(&[0.0; 6], &[1, 2, 3]), d.f32s(&[0.0; 6], &[1, 3, 2]));
+    d.expect(
+        op!(d, gather_matmul, x, w, none, none, 0),
+        DType::F32,
+        &[0, 2, 2],
+        &[],
+    );
+    let no_inner = d.f32s(&[], &[1, 2, 0]);
+    let out = op!(d, matmul, no_inner, d.f32s(&[], &[1, 0, 2]));
+    d.expect(out, DType::F32, &[1, 2, 2], &[0.0; 4]);
+    let packed = quantize(&d, d.f32s(&[], &[0, 64]), quant::AFFINE, 4, 32).unwrap();
+    let args = QuantizedMatmulArgs {
+        x: d.f32s(&[0.0; 64], &[1, 64]),
+        w: packed,
+        ..QuantizedMatmulArgs::default()
+    };
+    d.expect(
+        op!(d, quantized_matmul, &raw const args),
+        DType::F32,
+        &[1, 0],
+        &[],
+    );
+    d.expect(
+        op!(d, dequantize, &raw const packed, DType::F16),
+        DType::F16,
+        &[0, 64],
+        &[],
+    );
+}
+
 fn quantize(
     d: &Device,
     w: Tensor,

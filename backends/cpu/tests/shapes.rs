@@ -283,6 +283,20 @@ fn gather_and_scatter() {
             &[0.0, 1.0, first, 3.0, second, 5.0],
         );
     }
+    let nowhere = [d.i32s(&[], &[0]), d.i32s(&[], &[0])];
+    let nothing = GatherArgs {
+        indices: nowhere.as_ptr(),
+        ..args
+    };
+    let out = op!(
+        d,
+        scatter,
+        scatter::ADD,
+        a,
+        d.f32s(&[], &[0, 1, 1]),
+        &raw const nothing
+    );
+    d.expect(out, DType::F32, &[2, 3], &[0.0, 1.0, 2.0, 3.0, 4.0, 5.0]);
     let flat = d.f32s(&[1.0, 2.0], &[2]);
     assert!(op!(d, scatter, scatter::SET, a, flat, &raw const args).is_err());
     let twice = [0_u32, 0];

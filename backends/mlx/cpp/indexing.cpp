@@ -19,6 +19,28 @@ std::vector<mx::array> indices_of(Refs refs) {
   return indices;
 }
 
+mx::array apply_scatter(
+    uint32_t kind,
+    const mx::array& a,
+    const std::vector<mx::array>& indices,
+    const mx::array& updates,
+    const std::vector<int>& axes) {
+  switch (kind) {
+    case 1:
+      return mx::scatter(a, indices, updates, axes);
+    case 2:
+      return mx::scatter_add(a, indices, updates, axes);
+    case 3:
+      return mx::scatter_prod(a, indices, updates, axes);
+    case 4:
+      return mx::scatter_max(a, indices, updates, axes);
+    case 5:
+      return mx::scatter_min(a, indices, updates, axes);
+    default:
+      fail(kUnimplemented, "scatter kind ", kind, " is not known");
+  }
+}
+
 } // namespace
 
 Out take(const Array& a, const Array& indices, int32_t axis) {
@@ -43,20 +65,8 @@ Out gather(const Array& a, Refs indices, Axes axes, Dims slice_sizes) {
 Out scatter(uint32_t kind, const Array& a, const Array& updates, Refs refs, Axes axis_list) {
   auto indices = indices_of(refs);
   auto axes = ints_of(axis_list);
-  switch (kind) {
-    case 1:
-      return keep(mx::scatter(a.value, indices, updates.value, axes));
-    case 2:
-      return keep(mx::scatter_add(a.value, indices, updates.value, axes));
-    case 3:
-      return keep(mx::scatter_prod(a.value, indices, updates.value, axes));
-    case 4:
-      return keep(mx::scatter_max(a.value, indices, updates.value, axes));
-    case 5:
-      return keep(mx::scatter_min(a.value, indices, updates.value, axes));
-    default:
-      fail(kUnimplemented, "scatter kind ", kind, " is not known");
-  }
+  auto out = apply_scatter(kind, a.value, indices, updates.value, axes);
+  return any_empty(a.value, updates.value) ? keep_view(a.value) : keep(std::move(out));
 }
 
 } // namespace mlxcel

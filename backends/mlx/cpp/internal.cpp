@@ -82,7 +82,7 @@ Code classify(const std::exception& error) noexcept {
     return kResourceExhausted;
   }
   auto text = error.what();
-  if (contains_any(text, {"out of memory", "Unable to allocate", "Attempting to allocate", "[malloc"})) {
+  if (contains_any(text, {"out of memory", "bad_alloc", "Unable to allocate", "Attempting to allocate", "[malloc"})) {
     return kResourceExhausted;
   }
   if (contains_any(
@@ -90,6 +90,7 @@ Code classify(const std::exception& error) noexcept {
           {"not supported",
            "not yet support",
            "not implemented",
+           "only supports",
            "Unsupported type",
            "NYI",
            "has no CPU implementation",
@@ -122,6 +123,10 @@ Out keep_view(mx::array a) {
 
 void check_bytes(std::initializer_list<int64_t> dims, size_t item_bytes) {
   check_size(dims.begin(), dims.end(), item_bytes, true);
+}
+
+void check_shape(const mx::Shape& shape, size_t item_bytes) {
+  check_size(shape.begin(), shape.end(), item_bytes, true);
 }
 
 mx::Dtype dtype_of(uint32_t code) {

@@ -25,6 +25,7 @@ Out keep_view(mx::array a);
 
 // Refuses an intermediate result that cannot be allocated, before it is built.
 void check_bytes(std::initializer_list<int64_t> dims, size_t item_bytes);
+void check_shape(const mx::Shape& shape, size_t item_bytes);
 
 mx::Dtype dtype_of(uint32_t code);
 uint32_t code_of(mx::Dtype dtype);
@@ -53,6 +54,16 @@ inline bool is_signed(mx::Dtype dtype) {
 
 // A constant of `dtype`; refuses values the type cannot hold.
 mx::array constant(double value, mx::Dtype dtype);
+
+// The library divides by sizes that may be 0 in products and scatters: with an empty input nothing
+// is left to compute, and `out`, which was built for its checks and its shape, is not evaluated.
+template <typename... Inputs>
+bool any_empty(const Inputs&... inputs) {
+  return ((inputs.size() == 0) || ...);
+}
+inline mx::array zeros_of(const mx::array& out) {
+  return mx::zeros(out.shape(), out.dtype());
+}
 
 // Computes `f` in f32 when `a` is of a half type or no float, and gives the result `a`'s half type.
 template <typename F>

@@ -13,13 +13,30 @@ Out addmm(const Array& c, const Array& a, const Array& b, float alpha, float bet
 }
 
 Out gather_matmul(const Array& a, const Array& b, Refs lhs, Refs rhs, bool sorted) {
-  return keep(mx::gather_mm(a.value, b.value, optional_of(lhs), optional_of(rhs), sorted));
+  auto dtype = mx::result_type(a.value, b.value);
+  if (dtype == mx::float64) {
+    fail(kUnimplemented, "products of chosen f64 matrices are not implemented");
+  }
+  // On the CPU the library has this for f32 alone.
+  auto inner = on_cpu() && is_half(dtype) ? mx::float32 : dtype;
+  auto out = mx::gather_mm(
+      mx::astype(a.value, inner), mx::astype(b.value, inner), optional_of(lhs), optional_of(rhs), sorted);
+  if (any_empty(a.value, b.value, out)) {
+    out = zeros_of(out);
+  }
+  return keep(mx::astype(out, dtype));
 }
 
 namespace {
 
 void check_conv(const mx::array& x, const mx::array& w, const ConvSpec& spec) {
   auto spatial = spec.stride.size();
+  if (!is_float(x.dtype())) {
+    fail(kInvalidArgument, "a convolution needs floats, found ", name_of(x.dtype()));
+  }
+  if (x.dtype() == mx::float64) {
+    fail(kUnimplemented, "a convolution of f64 is not implemented");
+  }
   if (x.ndim() != spatial + 2 || w.ndim() != spatial + 2) {
     fail(
         kInvalidArgument,
@@ -91,7 +108,8 @@ Out conv(const Array& input, const Array& kernel, const ConvSpec& spec) {
     return mx::conv_general(
         x, mx::astype(w, x.dtype()), stride, low, high, dilation, input_dilation, groups, spec.transposed);
   };
-  return keep(on_cpu() && is_half(x.dtype()) ? in_f32(x, run) : run(x));
+  auto out = on_cpu() && is_half(dtype) ? in_f32(x, run) : run(x);
+  return keep(any_empty(x, w, out) ? zeros_of(out) : out);
 }
 
 Out fft(uint32_t kind, const Array& array, Dims n, Axes axis_list) {
@@ -111,6 +129,12 @@ Out fft(uint32_t kind, const Array& array, Dims n, Axes axis_list) {
   if (axes.empty()) {
     fail(kInvalidArgument, "a transform needs at least one axis");
   }
+  // The input is resized and made complex before the result is there.
+  auto resized = a.shape();
+  for (size_t i = 0; i < axes.size(); ++i) {
+    resized[axes[i]] = sizes[static_cast<int>(i)];
+  }
+  check_shape(resized, 3 * sizeof(std::complex<float>));
   switch (kind) {
     case 1:
       return keep(mx::fft::fftn(a, sizes, axes));

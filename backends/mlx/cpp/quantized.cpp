@@ -53,6 +53,20 @@ Format check_weight(const QuantWeight& w) {
         " and scales ",
         text_of(scales.shape()));
   }
+  bool groups_fit = int64_t{packed.shape(-1)} * 32 == int64_t{scales.shape(-1)} * w.group_size * w.bits &&
+      std::equal(packed.shape().begin(), packed.shape().end() - 1, scales.shape().begin());
+  if (!groups_fit) {
+    fail(
+        kInvalidArgument,
+        "packed weights ",
+        text_of(packed.shape()),
+        " and scales ",
+        text_of(scales.shape()),
+        " do not fit ",
+        w.bits,
+        " bits in groups of ",
+        w.group_size);
+  }
   if (format.affine != !w.biases.empty()) {
     fail(kInvalidArgument, format.name, format.affine ? " needs biases" : " has no biases");
   }
@@ -99,6 +113,11 @@ mx::array as_matrix(const mx::array& x) {
 Three quantize(const Array& w, uint32_t mode, int32_t bits, int32_t group_size) {
   auto format = format_of(mode, bits, group_size);
   auto parts = mx::quantize(w.value, group_size, bits, format.name);
+  if (any_empty(w.value)) {
+    for (auto& part : parts) {
+      part = zeros_of(part);
+    }
+  }
   Three out{keep(parts.at(0)), keep(parts.at(1)), nullptr};
   if (format.affine) {
     out.third = keep(parts.at(2));
@@ -112,12 +131,23 @@ Out dequantize(const QuantWeight& w, uint32_t dtype) {
   if (!is_float(type)) {
     fail(kInvalidArgument, "weights cannot be expanded to ", name_of(type));
   }
-  auto& scales = w.scales.value;
-  auto biases = format.affine ? biases_of(w, scales.dtype()) : std::nullopt;
-  return keep(mx::astype(
-      mx::dequantize(
-          w.weight.value, scales, biases, w.group_size, w.bits, format.name, std::nullopt, type),
-      type));
+  // The library expands in the scales' type, so that has to be as exact as the result's.
+  auto inner = format.affine && w.scales.value.dtype() != type ? mx::float32 : type;
+  if (any_empty(w.weight.value)) {
+    auto shape = w.scales.value.shape();
+    shape.back() *= w.group_size;
+    return keep(mx::zeros(shape, type));
+  }
+  auto out = mx::dequantize(
+      w.weight.value,
+      scales_of(w, format, inner),
+      format.affine ? biases_of(w, inner) : std::nullopt,
+      w.group_size,
+      w.bits,
+      format.name,
+      std::nullopt,
+      inner);
+  return keep(mx::astype(out, type));
 }
 
 Out quantized_matmul(const Array& activations, const QuantWeight& w, bool transpose) {
@@ -133,6 +163,9 @@ Out quantized_matmul(const Array& activations, const QuantWeight& w, bool transp
       w.group_size,
       w.bits,
       format.name);
+  if (any_empty(x, w.weight.value, out)) {
+    out = zeros_of(out);
+  }
   if (x.ndim() == 1) {
     out = mx::squeeze(out, static_cast<int>(out.ndim()) - 2);
   }
@@ -162,6 +195,9 @@ Out gather_quantized_matmul(
       format.name,
       std::nullopt,
       sorted);
+  if (any_empty(x, w.weight.value, out)) {
+    out = zeros_of(out);
+  }
   return keep(mx::astype(out, x.dtype()));
 }
 

@@ -34,6 +34,8 @@ Out random_split(const Array& key, int64_t n) {
 Out random(const RandomSpec& spec) {
   auto& key = check_key(spec.key);
   auto shape = shape_of(spec.dims);
+  // The draws of every kind begin as 32 random bits, of which a few forms are alive at a time.
+  check_shape(shape, 4 * sizeof(uint32_t));
   switch (spec.kind) {
     case 1:
       return keep(mx::random::bits(shape, 4, key));

@@ -19,7 +19,7 @@ std::vector<int> axes_of(Axes axes, const mx::array& a) {
   return out;
 }
 
-bool any_empty(const mx::array& a, const std::vector<int>& axes) {
+bool has_empty_axis(const mx::array& a, const std::vector<int>& axes) {
   for (auto axis : axes) {
     if (a.shape(axis) == 0) {
       return true;
@@ -66,7 +66,7 @@ mx::array running(uint32_t kind, const mx::array& a, int axis, bool reverse, boo
 Out reduce(uint32_t kind, const Array& array, Axes axis_list, bool keep_dims) {
   auto& a = array.value;
   auto axes = axes_of(axis_list, a);
-  if ((kind == 4 || kind == 5 || kind == 9) && any_empty(a, axes)) {
+  if ((kind == 4 || kind == 5 || kind == 9) && has_empty_axis(a, axes)) {
     fail(kInvalidArgument, "an axis of shape ", text_of(a.shape()), " has no element to choose from");
   }
   switch (kind) {

@@ -202,7 +202,9 @@ fn start(
     let index =
         i32::try_from(index).map_err(|_| Fault::invalid(format!("device number {index}")))?;
     bridge::open_device(description.device.code(), index)?;
-    bridge::set_tensor_limit(total_bytes);
+    let bounds = [total_bytes, bridge::memory_figures()?.limit];
+    let least = bounds.into_iter().filter(|&bytes| bytes > 0).min();
+    bridge::set_tensor_limit(least.unwrap_or(0));
     ops::memory::apply(
         total_bytes,
         options.memory_limit_bytes,
