@@ -4,8 +4,10 @@
 //! what it hands to a backend or a family is still checked by them.
 
 pub mod conformance;
+pub mod family;
 pub mod reference;
 
+pub use family::{Caches, FamilyUnderTest, Golden, LoadedModel, MapWeights, Part, StepOptions};
 pub use reference::{
     Fault, FaultKind, ReferenceBackend, ReferenceOptions, Statistics, reference_backend,
     reference_backend_table,

@@ -48,6 +48,31 @@ impl Numbers {
     }
 }
 
+/// A tensor with a copy of `bytes`, which need not be aligned.
+pub(in crate::testkit) fn tensor_of_bytes(
+    backend: &Backend,
+    dtype: DType,
+    dims: &[i64],
+    bytes: &[u8],
+) -> Result<Tensor> {
+    // The ABI wants data aligned to its dtype: eight bytes are enough for all of them.
+    let mut aligned = vec![0u64; bytes.len().div_ceil(8)];
+    for (word, chunk) in aligned.iter_mut().zip(bytes.chunks(8)) {
+        let mut padded = [0u8; 8];
+        padded[..chunk.len()].copy_from_slice(chunk);
+        *word = u64::from_ne_bytes(padded);
+    }
+    let args = FromHostArgs {
+        data: aligned.as_ptr().cast(),
+        byte_len: bytes.len(),
+        dtype,
+        ndim: dims.len() as u32,
+        dims: dims.as_ptr(),
+        ..FromHostArgs::default()
+    };
+    op!(backend, from_host, &args)
+}
+
 fn dims_of(dims: &[i64]) -> Vec<usize> {
     dims.iter().map(|&dim| dim.max(0) as usize).collect()
 }
@@ -131,24 +156,7 @@ impl Array {
 
     /// The tensor on a backend, row-major.
     pub(in crate::testkit) fn on(&self, backend: &Backend) -> Result<Tensor> {
-        let bytes = encode(&self.0);
-        // The ABI wants data aligned to its dtype: eight bytes are enough for all of them.
-        let mut aligned = vec![0u64; bytes.len().div_ceil(8)];
-        for (word, chunk) in aligned.iter_mut().zip(bytes.chunks(8)) {
-            let mut padded = [0u8; 8];
-            padded[..chunk.len()].copy_from_slice(chunk);
-            *word = u64::from_ne_bytes(padded);
-        }
-        let dims = self.dims();
-        let args = FromHostArgs {
-            data: aligned.as_ptr().cast(),
-            byte_len: bytes.len(),
-            dtype: self.0.dtype,
-            ndim: dims.len() as u32,
-            dims: dims.as_ptr(),
-            ..FromHostArgs::default()
-        };
-        op!(backend, from_host, &args)
+        tensor_of_bytes(backend, self.0.dtype, &self.dims(), &encode(&self.0))
     }
 
     /// The same tensor in another layout.

@@ -12,7 +12,7 @@
 //! ```
 
 mod arithmetic;
-pub(super) mod array;
+pub(in crate::testkit) mod array;
 mod attention;
 mod composed;
 mod contract;

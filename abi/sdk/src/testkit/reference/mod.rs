@@ -26,7 +26,7 @@ pub(in crate::testkit) mod number;
 mod operation_slots;
 mod product;
 mod product_slots;
-mod quant;
+pub(in crate::testkit) mod quant;
 mod random;
 mod reduce;
 pub(in crate::testkit) mod shape;

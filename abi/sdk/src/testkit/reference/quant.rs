@@ -308,7 +308,7 @@ pub(super) fn gather_quantized_matmul(
 }
 
 /// Quantises the last axis: packed weight, scales and, when affine, biases.
-pub(super) fn quantize(
+pub(in crate::testkit) fn quantize(
     mode: Mode,
     w: &Value,
     spec: &QuantSpec,
