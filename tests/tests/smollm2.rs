@@ -5,7 +5,8 @@
 
 use std::path::PathBuf;
 
-use mlxcel::engine::{EngineHandle, LoadOptions, open_model, start_engine};
+use mlxcel::chat::{ChatOptions, ChatSession, ModelText};
+use mlxcel::engine::{EngineFacts, EngineHandle, FinishReason, LoadOptions, open_model, start_engine};
 use mlxcel::plugin::{BackendChoice, Loader};
 use mlxcel_registry::plugin::{Catalogue, HostProfile, SearchInputs};
 use serde_json::Value;
@@ -23,17 +24,19 @@ fn catalogue() -> Catalogue {
     Catalogue::build(&inputs, HostProfile::CURRENT).unwrap()
 }
 
-fn engine() -> EngineHandle {
+fn engine() -> (EngineHandle, EngineFacts, ModelText) {
     let (catalogue, loader) = (catalogue(), Loader::default());
     let opened = open_model(&required("MLXCEL_TEST_MODEL_GGUF"), &catalogue, &loader, None).unwrap();
     let backend = loader
         .select_backend(&catalogue, &BackendChoice::Named("cpu".to_owned()))
         .unwrap();
+    let text = ModelText::of(&opened).unwrap();
     let options = LoadOptions {
         dtype: Some(mlxcel::plugin::DType::F32),
         ..LoadOptions::default()
     };
-    start_engine(opened, backend, options, |_, _| {}).unwrap().0
+    let (engine, facts) = start_engine(opened, backend, options, |_, _| {}).unwrap();
+    (engine, facts, text)
 }
 
 fn golden() -> Value {
@@ -57,7 +60,7 @@ fn argmax(logits: &[f32]) -> u32 {
 
 #[test]
 fn logits_and_greedy_tokens_match_the_references() {
-    let engine = engine();
+    let (engine, ..) = engine();
     for prompt in golden()["prompts"].as_array().unwrap() {
         let name = prompt["name"].as_str().unwrap();
         let tokens = ids(&prompt["ids"]);
@@ -81,5 +84,31 @@ fn logits_and_greedy_tokens_match_the_references() {
             got.push(argmax(&engine.score(text.clone()).unwrap()));
         }
         assert_eq!(got, want, "{name}");
+    }
+}
+
+#[test]
+fn a_chat_answers_on_topic_and_remembers() {
+    let (engine, facts, text) = engine();
+    let options = ChatOptions { max_new_tokens: Some(40), ..ChatOptions::default() };
+    let mut chat = ChatSession::new(engine, &facts, text, options).unwrap();
+    let mut streamed = String::new();
+    let answer = chat.ask("What is the capital of France?", &mut |piece| streamed.push_str(piece)).unwrap();
+    assert!(answer.text.contains("Paris"), "{}", answer.text);
+    assert_eq!((&answer.text, answer.reason), (&streamed, FinishReason::Eos));
+    let second = chat.ask("Which country did I ask about?", &mut |_| {}).unwrap();
+    // A model of this size does not answer well, but it knows what was talked about.
+    assert!(second.text.contains("Fren") || second.text.contains("France"), "{}", second.text);
+    // Full pages of the first turn are found again.
+    assert!(second.stats.cached_tokens >= 32, "{:?}", second.stats);
+}
+
+#[test]
+fn text_equals_the_reference_tokenizer() {
+    let (.., text) = engine();
+    for case in golden()["tokenizer"].as_array().unwrap() {
+        let (plain, want) = (case["text"].as_str().unwrap(), ids(&case["ids"]));
+        let got = text.tokenizer.encode_markup(plain, mlxcel::text::Boundary::AsTrained).unwrap();
+        assert_eq!(got, want, "{plain:?}");
     }
 }

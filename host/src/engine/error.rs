@@ -56,7 +56,7 @@ pub enum EngineError {
     },
     /// The KV pool has no room.
     #[error(
-        "the KV pool has {available_pages} free pages and {wanted_pages} are needed: shorten the conversation"
+        "the KV pool has {available_pages} free pages and {wanted_pages} are needed: shorten the conversation or allow more memory for keys and values"
     )]
     KvPoolFull {
         /// Pages wanted.
@@ -74,6 +74,12 @@ pub enum EngineError {
         token: u32,
         /// Rows of the embedding.
         vocab_size: usize,
+    },
+    /// The step that the request was in failed.
+    #[error("{message}")]
+    StepFailed {
+        /// What failed.
+        message: String,
     },
     /// Sampling failed.
     #[error(transparent)]

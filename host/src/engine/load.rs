@@ -6,6 +6,7 @@ use serde_json::Value;
 
 use crate::plugin::{DType, ModelRequest, OpenOptions, SelectedBackend};
 
+use super::batch::BatchLimits;
 use super::detect::OpenedModel;
 use super::error::EngineError;
 use super::runner::Runner;
@@ -21,6 +22,10 @@ pub struct LoadOptions {
     pub ctx_size: usize,
     /// Compute threads; 0 lets the backend decide.
     pub threads: usize,
+    /// Bounds of the batch.
+    pub limits: BatchLimits,
+    /// Bytes for keys and values; none is most of what the device has left beside the weights.
+    pub kv_budget_bytes: Option<u64>,
 }
 
 /// What became of the options: facts for people, logs and tests.
@@ -38,6 +43,8 @@ pub struct EngineFacts {
     pub dtype: DType,
     /// Longest sequence, in tokens.
     pub context_tokens: usize,
+    /// Tokens that fit into the KV pool, over all sequences.
+    pub kv_tokens: usize,
     /// Rows of the embedding.
     pub vocab_size: usize,
     /// Bytes of the weights, from headers.
@@ -57,7 +64,7 @@ pub fn start_engine(
     if opened.desc.task != "text-generation" {
         return Err(EngineError::WrongTask { arch: opened.desc.arch, task: opened.desc.task });
     }
-    EngineHandle::start(move || load(&opened, &backend, &options, &progress))
+    EngineHandle::start(options.limits, move || load(&opened, &backend, &options, &progress))
 }
 
 fn load(
@@ -84,6 +91,7 @@ fn load(
     let weights = CheckpointWeights::new(&opened.checkpoint, &backend, progress);
     let model = opened.family.load(&backend, request, &weights)?;
     let device = selected.report.devices.first().map(|device| device.description.clone()).unwrap_or_default();
+    let kv_tokens = kv_tokens(opened, selected, options, dtype, context_tokens);
     let facts = EngineFacts {
         arch: opened.decision.arch.clone(),
         family: (opened.family.name().to_owned(), opened.family.version().to_owned()),
@@ -91,11 +99,12 @@ fn load(
         device,
         dtype,
         context_tokens,
+        kv_tokens,
         vocab_size: opened.desc.vocab_size,
         weights_bytes: opened.checkpoint.weights_bytes(),
         load: started.elapsed(),
     };
-    Ok((Runner::new(model, opened.desc.clone(), context_tokens, dtype), facts))
+    Ok((Runner::new(model, opened.desc.clone(), context_tokens, kv_tokens, dtype), facts))
 }
 
 /// The backend's preference, else what the checkpoint was saved in, else f16.
@@ -113,6 +122,32 @@ fn preferred_dtype(opened: &OpenedModel, selected: &SelectedBackend) -> DType {
     named(selected.report.details.get("preferred_dtype"))
         .or_else(|| named(config.get("dtype").or_else(|| config.get("torch_dtype"))))
         .unwrap_or(DType::F16)
+}
+
+/// Share of the free memory that keys and values may take when nobody says otherwise; the rest is for
+/// activations and for others.
+const KV_SHARE: f64 = 0.8;
+
+/// Tokens whose keys and values may be held at a time: what all requests together could use, within
+/// the budget.
+fn kv_tokens(
+    opened: &OpenedModel,
+    selected: &SelectedBackend,
+    options: &LoadOptions,
+    dtype: DType,
+    context_tokens: usize,
+) -> usize {
+    let wanted = context_tokens.saturating_mul(options.limits.parallel.max(1));
+    let per_token = opened.desc.kv_bytes_per_token(dtype.size_bytes()).max(1) as u64;
+    let free_bytes = selected.report.devices.first().map_or(0, |device| device.free_bytes);
+    let left_bytes = free_bytes.saturating_sub(opened.checkpoint.weights_bytes());
+    let budget_bytes = match options.kv_budget_bytes {
+        Some(bytes) => bytes,
+        // The device does not tell: the requests' own bound is all there is.
+        None if free_bytes == 0 => u64::MAX,
+        None => (left_bytes as f64 * KV_SHARE) as u64,
+    };
+    wanted.min(usize::try_from(budget_bytes / per_token).unwrap_or(usize::MAX))
 }
 
 /// The context that is asked for, which must be one the model has.

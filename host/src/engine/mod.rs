@@ -4,17 +4,21 @@
 //! sequences, and everything that varies between steps is in device arrays. It plans from the
 //! family's description (`desc`) and knows no architecture.
 
+mod active;
+pub mod batch;
 pub mod bucket;
 pub mod desc;
 mod detect;
 pub mod error;
-mod generate;
+pub mod estimate;
 pub mod load;
 pub mod pack;
 pub mod pages;
 mod pool;
+mod prefix;
 pub mod request;
 pub mod runner;
+pub mod schedule;
 pub mod sequence;
 mod thread;
 mod weight_source;
@@ -24,4 +28,5 @@ pub use detect::{OpenedModel, open_model};
 pub use error::EngineError;
 pub use load::{EngineFacts, LoadOptions, start_engine};
 pub use request::{CancelToken, Event, FinishReason, GenerateRequest, GenerateStats};
-pub use thread::{EngineHandle, GenerateStream};
+pub use prefix::{PrefixCache, PrefixStats};
+pub use thread::{EngineHandle, EngineHealth, GenerateStream};

@@ -19,6 +19,8 @@ pub struct GenerateRequest {
     pub max_new_tokens: Option<usize>,
     /// Tokens that end the answer.
     pub eos: Vec<u32>,
+    /// Whose cached prefixes may be used: requests of different namespaces never share any.
+    pub namespace: String,
 }
 
 /// Why an answer ended.
@@ -30,6 +32,8 @@ pub enum FinishReason {
     MaxTokens,
     /// The context is full.
     ContextFull,
+    /// A stop string ended it.
+    StopText,
     /// The caller cancelled.
     Cancelled,
 }

@@ -7,12 +7,13 @@ use super::error::EngineError;
 use super::pack::{PackedStep, Span, pack};
 use super::pages::PageAllocator;
 use super::pool::{KvPool, StepKv};
+use super::prefix::{PrefixCache, PrefixStats};
 use super::sequence::Sequence;
 
 /// Positions in a page: the unit of sharing and of growth.
 pub const PAGE_SIZE: usize = 32;
 
-/// Most rows of a prefill step.
+/// Most rows of a step, unless told otherwise.
 pub const PREFILL_CHUNK: usize = 512;
 
 /// A loaded model with its caches.
@@ -22,15 +23,16 @@ pub struct Runner {
     model: Model,
     desc: ModelDesc,
     pages: PageAllocator,
+    prefix: PrefixCache,
     context_tokens: usize,
 }
 
 impl Runner {
-    /// Prepares caches for sequences of up to `context_tokens`.
-    pub fn new(model: Model, desc: ModelDesc, context_tokens: usize, kv_dtype: DType) -> Self {
+    /// Prepares caches for sequences of up to `context_tokens`, `kv_tokens` in all.
+    pub fn new(model: Model, desc: ModelDesc, context_tokens: usize, kv_tokens: usize, kv_dtype: DType) -> Self {
         let pool = KvPool::new(model.backend(), &desc, PAGE_SIZE, kv_dtype);
-        let pages = PageAllocator::new(context_tokens.div_ceil(PAGE_SIZE) + 1);
-        Self { pool, model, desc, pages, context_tokens }
+        let pages = PageAllocator::new(kv_tokens.div_ceil(PAGE_SIZE).max(1) + 1);
+        Self { pool, model, desc, pages, prefix: PrefixCache::new(PAGE_SIZE), context_tokens }
     }
 
     /// The model's description.
@@ -48,32 +50,70 @@ impl Runner {
         self.pool.bytes()
     }
 
-    /// Frees what `sequence` holds beyond `len` tokens.
-    pub fn truncate(&mut self, sequence: &mut Sequence, len: usize) {
-        sequence.truncate(len, PAGE_SIZE, &mut self.pages);
+    /// Pages in use and pages there may be, page 0 left out.
+    pub fn pages(&self) -> (usize, usize) {
+        let in_use = self.pages.in_use();
+        (in_use, in_use + self.pages.available())
     }
 
-    /// Runs `tokens` as the continuation of `sequence` and, when asked, gives the last row's
-    /// logits. On an error the sequence is emptied: what a failed step wrote is not to be trusted.
-    pub fn extend(&mut self, sequence: &mut Sequence, tokens: &[u32], wants_logits: bool) -> Result<Option<Vec<f32>>, EngineError> {
+    /// Counters of the prefix cache, and the pages it holds.
+    pub fn prefix(&self) -> (PrefixStats, usize) {
+        (self.prefix.stats(), self.prefix.pages())
+    }
+
+    /// A sequence that starts with what the cache has of `tokens`, but never all of them: the last
+    /// token has to run to give logits.
+    pub fn begin(&mut self, namespace: &str, tokens: &[u32]) -> Sequence {
+        let limit = tokens.len().saturating_sub(1);
+        let pages = self.prefix.find(namespace, tokens, limit, &mut self.pages);
+        let cached = tokens.get(..pages.len() * PAGE_SIZE).unwrap_or_default();
+        Sequence::from_pages(cached, pages)
+    }
+
+    /// Ends a sequence. Its full pages stay in the cache.
+    pub fn end(&mut self, namespace: &str, mut sequence: Sequence) {
+        self.prefix.keep(namespace, sequence.tokens(), sequence.pages(), &mut self.pages);
+        sequence.truncate(0, PAGE_SIZE, &mut self.pages);
+    }
+
+    /// Takes pages so that `more` tokens fit; cached pages that nobody uses make room.
+    pub fn reserve(&mut self, sequence: &mut Sequence, more: usize) -> Result<(), EngineError> {
+        match sequence.reserve(more, PAGE_SIZE, &mut self.pages) {
+            Err(EngineError::KvPoolFull { wanted_pages, available_pages }) => {
+                self.prefix.evict(wanted_pages - available_pages, &mut self.pages);
+                sequence.reserve(more, PAGE_SIZE, &mut self.pages)
+            }
+            other => other,
+        }
+    }
+
+    /// Forgets all keys and values: what a failed step wrote is not to be trusted. Sequences that
+    /// live must be emptied with [`Runner::forget`].
+    pub fn reset(&mut self) {
+        self.prefix.clear(&mut self.pages);
+        self.pool.reset();
+    }
+
+    /// Gives a sequence's pages back without keeping them.
+    pub fn forget(&mut self, sequence: &mut Sequence) {
+        sequence.truncate(0, PAGE_SIZE, &mut self.pages);
+    }
+
+    /// Checks token ids before they reach a family.
+    pub fn check_tokens(&self, tokens: &[u32]) -> Result<(), EngineError> {
         let vocab_size = self.desc.vocab_size;
-        if let Some(&token) = tokens.iter().find(|&&token| token as usize >= vocab_size) {
-            return Err(EngineError::TokenOutOfRange { token, vocab_size });
+        match tokens.iter().find(|&&token| token as usize >= vocab_size) {
+            Some(&token) => Err(EngineError::TokenOutOfRange { token, vocab_size }),
+            None => Ok(()),
         }
-        sequence.reserve(tokens.len(), PAGE_SIZE, &mut self.pages)?;
-        let span = Span { sequence, start: sequence.len(), tokens, wants_logits };
-        let packed = pack(&[span], PAGE_SIZE)?;
-        match self.run(&packed) {
-            Ok(logits) => {
-                sequence.append(tokens);
-                Ok(logits)
-            }
-            Err(error) => {
-                self.truncate(sequence, 0);
-                self.pool.reset();
-                Err(error)
-            }
-        }
+    }
+
+    /// Runs one step over several sequences, whose pages are reserved, and gives the logits of the
+    /// spans that want them, in order.
+    pub fn step(&mut self, spans: &[Span<'_>]) -> Result<Vec<Vec<f32>>, EngineError> {
+        let packed = pack(spans, PAGE_SIZE)?;
+        let logits = self.run(&packed)?.unwrap_or_default();
+        Ok(logits.chunks_exact(self.desc.vocab_size).map(<[f32]>::to_vec).collect())
     }
 
     /// Runs one packed step; logits `[R, vocabulary]` row-major, or none when no row wants them.
@@ -81,8 +121,8 @@ impl Runner {
         self.pool.grow_to(self.pages.capacity(), self.pages.capacity() + self.pages.available())?;
         let backend = self.model.backend().clone();
         let (rows, sequences) = (step.n_rows() as i64, step.n_sequences() as i64);
-        let ints = |data: &[i32], shape: &[i64]| backend.from_host_copy(data, shape);
-        let tokens = backend.from_host_copy(&step.tokens, &[rows])?;
+        let ints = |data: &[i32], shape: &[i64]| backend.from_host(&le_bytes(data, i32::to_le_bytes), DType::I32, shape);
+        let tokens = backend.from_host(&le_bytes(&step.tokens, u32::to_le_bytes), DType::U32, &[rows])?;
         let positions = ints(&step.positions, &[rows])?;
         let slots = ints(&step.slots, &[rows])?;
         let row_sequences = ints(&step.row_sequences, &[rows])?;
@@ -121,4 +161,9 @@ impl Runner {
         }
         Ok(Some(values))
     }
+}
+
+/// Bytes of a list of words, in the order that tensors have them.
+fn le_bytes<T: Copy>(words: &[T], bytes_of: impl Fn(T) -> [u8; 4]) -> Vec<u8> {
+    words.iter().flat_map(|word| bytes_of(*word)).collect()
 }

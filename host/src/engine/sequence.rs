@@ -11,6 +11,11 @@ pub struct Sequence {
 }
 
 impl Sequence {
+    /// A sequence that starts with full pages whose keys and values are there already.
+    pub fn from_pages(tokens: &[u32], pages: Vec<PageId>) -> Self {
+        Self { tokens: tokens.to_vec(), pages }
+    }
+
     /// Tokens in the pool.
     pub fn len(&self) -> usize {
         self.tokens.len()
@@ -54,6 +59,7 @@ impl Sequence {
 
     /// Keeps the first `len` tokens and gives back the pages behind them. Any boundary is exact
     /// for dense and windowed caches, since the pool keeps all positions.
+    /// Pages that are shared through the prefix cache are only given back, never written.
     pub fn truncate(&mut self, len: usize, page_size: usize, allocator: &mut PageAllocator) {
         self.tokens.truncate(len);
         let keep = self.tokens.len().div_ceil(page_size);
@@ -62,10 +68,6 @@ impl Sequence {
         }
     }
 
-    /// Length of the prefix that this sequence shares with `prompt`.
-    pub fn common_prefix(&self, prompt: &[u32]) -> usize {
-        self.tokens.iter().zip(prompt).take_while(|(a, b)| a == b).count()
-    }
 }
 
 #[cfg(test)]

@@ -2,30 +2,58 @@
 //! handle and exchanges plain data with it.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
 use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 
+use crate::sampling::SamplingParams;
+
+use super::active::{Active, Reply};
+use super::batch::{Batch, BatchLimits};
 use super::error::EngineError;
-use super::generate::{Generation, score};
 use super::request::{CancelToken, Event, GenerateRequest};
 use super::runner::Runner;
-use super::sequence::Sequence;
-
-/// Events that may wait for a slow reader before the engine waits for it.
-const EVENT_BACKLOG: usize = 1024;
 
 /// Stack of the engine thread: graphs are built and freed by recursion in some backends.
 const STACK_BYTES: usize = 64 << 20;
 
-enum Command {
-    Generate { request: GenerateRequest, events: SyncSender<Event>, cancel: CancelToken },
-    Score { tokens: Vec<u32>, reply: Sender<Result<Vec<f32>, EngineError>> },
+struct Command {
+    request: GenerateRequest,
+    cancel: CancelToken,
+    reply: Reply,
+}
+
+/// What the engine thread shows of itself while it works.
+#[derive(Debug)]
+struct Pulse {
+    origin: Instant,
+    /// Milliseconds from `origin` to the start of the current step; 0 when it waits for work.
+    step_began_ms: AtomicU64,
+    running: AtomicUsize,
+    waiting: AtomicUsize,
+    is_alive: AtomicBool,
+}
+
+/// State of the engine, as seen from outside.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct EngineHealth {
+    /// Whether the thread runs.
+    pub is_alive: bool,
+    /// How long the current step has taken; none when there is nothing to do.
+    pub step_age: Option<Duration>,
+    /// Requests in steps.
+    pub running: usize,
+    /// Requests that wait.
+    pub waiting: usize,
 }
 
 /// Handle of an engine thread. Dropping it ends the thread and waits for it.
 pub struct EngineHandle {
     commands: Option<Sender<Command>>,
     thread: Option<JoinHandle<()>>,
+    pulse: Arc<Pulse>,
 }
 
 /// Events of one request. Dropping it cancels the request.
@@ -39,26 +67,38 @@ impl EngineHandle {
     /// Starts a thread, builds a runner on it and waits until it is ready; `build` also gives
     /// facts for the caller.
     pub fn start<T: Send + 'static>(
+        limits: BatchLimits,
         build: impl FnOnce() -> Result<(Runner, T), EngineError> + Send + 'static,
     ) -> Result<(Self, T), EngineError> {
         let (commands, inbox) = channel();
         let (ready, started) = channel();
+        let pulse = Arc::new(Pulse {
+            origin: Instant::now(),
+            step_began_ms: AtomicU64::new(0),
+            running: AtomicUsize::new(0),
+            waiting: AtomicUsize::new(0),
+            is_alive: AtomicBool::new(true),
+        });
+        let own = Arc::clone(&pulse);
         let stopped = |reason: String| EngineError::Stopped { reason };
         let thread = std::thread::Builder::new()
             .name("mlxcel-engine".to_owned())
             .stack_size(STACK_BYTES)
-            .spawn(move || match build() {
-                Ok((runner, facts)) => {
-                    if ready.send(Ok(facts)).is_ok() {
-                        serve(runner, &inbox);
+            .spawn(move || {
+                match build() {
+                    Ok((runner, facts)) => {
+                        if ready.send(Ok(facts)).is_ok() {
+                            serve(Batch::new(runner, limits), &inbox, &own);
+                        }
                     }
+                    // The other side is gone only if its thread panicked; there is nobody to tell.
+                    Err(error) => drop(ready.send(Err(error))),
                 }
-                // The other side is gone only if its thread panicked; there is nobody to tell.
-                Err(error) => drop(ready.send(Err(error))),
+                own.is_alive.store(false, Ordering::Release);
             })
             .map_err(|e| stopped(format!("its thread could not be started: {e}")))?;
         let facts = started.recv().map_err(|_| stopped("it panicked while loading".to_owned()))??;
-        Ok((Self { commands: Some(commands), thread: Some(thread) }, facts))
+        Ok((Self { commands: Some(commands), thread: Some(thread), pulse }, facts))
     }
 
     fn send(&self, command: Command) -> Result<(), EngineError> {
@@ -69,20 +109,38 @@ impl EngineHandle {
         }
     }
 
-    /// Starts a request. Requests run one after another.
-    pub fn generate(&self, request: GenerateRequest) -> Result<GenerateStream, EngineError> {
-        let (sender, events) = sync_channel(EVENT_BACKLOG);
-        let cancel = CancelToken::default();
-        self.send(Command::Generate { request, events: sender, cancel: cancel.clone() })?;
+    /// Starts a request, which `cancel` ends between two steps.
+    pub fn generate(&self, request: GenerateRequest, cancel: CancelToken) -> Result<GenerateStream, EngineError> {
+        let (sender, events) = channel();
+        self.send(Command { request, cancel: cancel.clone(), reply: Reply::Events(sender) })?;
         Ok(GenerateStream { events, cancel, ended: false })
     }
 
     /// Logits `[vocabulary]` after the last of `tokens`.
     pub fn score(&self, tokens: Vec<u32>) -> Result<Vec<f32>, EngineError> {
         let (reply, answer) = channel();
-        self.send(Command::Score { tokens, reply })?;
+        let request = GenerateRequest {
+            prompt: tokens,
+            sampling: SamplingParams::default(),
+            max_new_tokens: Some(1),
+            eos: Vec::new(),
+            namespace: String::new(),
+        };
+        self.send(Command { request, cancel: CancelToken::default(), reply: Reply::Logits(reply) })?;
         let gone = |_| EngineError::Stopped { reason: "its thread ended during the request".to_owned() };
         answer.recv().map_err(gone)?
+    }
+
+    /// How the engine is. Comes from its own steps, not from anything that merely listens.
+    pub fn health(&self) -> EngineHealth {
+        let began_ms = self.pulse.step_began_ms.load(Ordering::Acquire);
+        let now_ms = self.pulse.origin.elapsed().as_millis() as u64;
+        EngineHealth {
+            is_alive: self.pulse.is_alive.load(Ordering::Acquire),
+            step_age: (began_ms > 0).then(|| Duration::from_millis(now_ms.saturating_sub(began_ms))),
+            running: self.pulse.running.load(Ordering::Relaxed),
+            waiting: self.pulse.waiting.load(Ordering::Relaxed),
+        }
     }
 }
 
@@ -93,13 +151,6 @@ impl Drop for EngineHandle {
             // A panic of the thread was reported when it happened.
             let _ = thread.join();
         }
-    }
-}
-
-impl GenerateStream {
-    /// The flag that ends the request between two steps; may be given to other threads.
-    pub fn cancel_token(&self) -> CancelToken {
-        self.cancel.clone()
     }
 }
 
@@ -124,24 +175,41 @@ impl Drop for GenerateStream {
     }
 }
 
-fn serve(mut runner: Runner, inbox: &Receiver<Command>) {
-    // The last sequence stays in the pool, so that the next turn of a chat reuses it.
-    let mut sequence = Sequence::default();
-    while let Ok(command) = inbox.recv() {
-        let outcome = catch_unwind(AssertUnwindSafe(|| match command {
-            Command::Generate { request, events, cancel } => {
-                Generation { runner: &mut runner, sequence: &mut sequence, events: &events, cancel: &cancel }
-                    .run(&request);
+/// Takes commands and runs steps until every handle is gone.
+fn serve(mut batch: Batch, inbox: &Receiver<Command>, pulse: &Pulse) {
+    loop {
+        if batch.is_idle() {
+            pulse.step_began_ms.store(0, Ordering::Release);
+            match inbox.recv() {
+                Ok(command) => accept(&mut batch, command),
+                Err(_) => return,
             }
-            Command::Score { tokens, reply } => {
-                // A caller that no longer waits needs no answer.
-                let _ = reply.send(score(&mut runner, &mut sequence, &tokens));
-            }
-        }));
-        if outcome.is_err() {
-            // The request's channel is closed by unwinding, which its reader sees as an error.
-            tracing::error!("a request panicked on the engine thread; its caches were dropped");
-            runner.truncate(&mut sequence, 0);
         }
+        loop {
+            match inbox.try_recv() {
+                Ok(command) => accept(&mut batch, command),
+                Err(TryRecvError::Empty) => break,
+                Err(TryRecvError::Disconnected) => {
+                    batch.stop("it was asked to end");
+                    return;
+                }
+            }
+        }
+        let now_ms = pulse.origin.elapsed().as_millis() as u64;
+        pulse.step_began_ms.store(now_ms.max(1), Ordering::Release);
+        if catch_unwind(AssertUnwindSafe(|| batch.step())).is_err() {
+            tracing::error!("a step panicked; its requests fail and all caches are dropped");
+            batch.fail_all(EngineError::Internal { message: "the engine panicked in this step".to_owned() });
+        }
+        let (running, waiting) = batch.load();
+        pulse.running.store(running, Ordering::Relaxed);
+        pulse.waiting.store(waiting, Ordering::Relaxed);
+    }
+}
+
+fn accept(batch: &mut Batch, command: Command) {
+    match Active::new(command.request, command.cancel, command.reply) {
+        Ok(active) => batch.add(active),
+        Err((error, reply)) => Batch::refuse(&reply, error),
     }
 }

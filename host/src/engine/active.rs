@@ -1,0 +1,157 @@
+//! One request while it runs: what it still has to compute, and what becomes of its logits.
+
+use std::sync::mpsc::Sender;
+use std::time::{Duration, Instant};
+
+use crate::sampling::Sampler;
+
+use super::error::EngineError;
+use super::request::{CancelToken, Event, FinishReason, GenerateRequest, GenerateStats};
+use super::schedule::Need;
+use super::sequence::Sequence;
+
+/// Whom a request answers.
+pub enum Reply {
+    /// A stream of events.
+    Events(Sender<Event>),
+    /// The logits after the last token, once.
+    Logits(Sender<Result<Vec<f32>, EngineError>>),
+}
+
+/// A request with its state.
+pub struct Active {
+    /// What was asked.
+    pub request: GenerateRequest,
+    /// Ends it between two steps.
+    pub cancel: CancelToken,
+    /// What is in the pool.
+    pub sequence: Sequence,
+    reply: Reply,
+    sampler: Sampler,
+    /// Prompt and answer so far; the sequence trails behind.
+    tokens: Vec<u32>,
+    stats: GenerateStats,
+    arrived: Instant,
+    first_token: Option<Instant>,
+}
+
+impl Active {
+    /// A request that has not begun.
+    pub fn new(request: GenerateRequest, cancel: CancelToken, reply: Reply) -> Result<Self, (EngineError, Reply)> {
+        let sampler = match Sampler::new(&request.sampling, &request.prompt) {
+            Ok(sampler) => sampler,
+            Err(error) => return Err((error.into(), reply)),
+        };
+        let stats = GenerateStats { prompt_tokens: request.prompt.len(), ..GenerateStats::default() };
+        let tokens = request.prompt.clone();
+        let arrived = Instant::now();
+        Ok(Self { request, cancel, sequence: Sequence::default(), reply, sampler, tokens, stats, arrived, first_token: None })
+    }
+
+    /// All tokens that are known: prompt and answer so far.
+    pub fn tokens(&self) -> &[u32] {
+        &self.tokens
+    }
+
+    /// Tokens that are known and not yet in the pool.
+    pub fn todo(&self) -> &[u32] {
+        self.tokens.get(self.sequence.len()..).unwrap_or_default()
+    }
+
+    /// What it needs from the next step. After a preemption an answer is recomputed like a prompt.
+    pub fn need(&self) -> Need {
+        match self.todo().len() {
+            1 if self.stats.generated_tokens > 0 => Need::Decode,
+            tokens => Need::Prefill(tokens),
+        }
+    }
+
+    /// Whether it has been in a step before.
+    pub fn has_begun(&self) -> bool {
+        !self.sequence.is_empty() || self.stats.generated_tokens > 0
+    }
+
+    /// Notes what the prefix cache had.
+    pub fn begin_with(&mut self, sequence: Sequence) {
+        if self.stats.generated_tokens == 0 {
+            self.stats.cached_tokens = sequence.len();
+        }
+        self.sequence = sequence;
+    }
+
+    /// Whether a step that runs `rows` of it must give logits.
+    pub fn wants_logits(&self, rows: usize) -> bool {
+        rows == self.todo().len()
+    }
+
+    /// Notes that a step ran the next `rows` tokens. Without logits that is progress on the prompt.
+    pub fn advance(&mut self, rows: usize) {
+        let ran = self.todo().get(..rows).unwrap_or_default().to_vec();
+        self.sequence.append(&ran);
+        if self.stats.generated_tokens == 0 {
+            let cached = self.stats.cached_tokens;
+            let (done, total) = (self.sequence.len() - cached, self.tokens.len() - cached);
+            self.send(Event::Prefill { done, total });
+        }
+    }
+
+    /// Takes the logits after its last token. Gives the reason when it ended.
+    pub fn take_logits(&mut self, mut logits: Vec<f32>, context_tokens: usize) -> Result<Option<FinishReason>, EngineError> {
+        if let Reply::Logits(reply) = &self.reply {
+            // A caller that no longer waits needs no answer.
+            let _ = reply.send(Ok(logits));
+            return Ok(Some(FinishReason::MaxTokens));
+        }
+        let now = Instant::now();
+        let first = *self.first_token.get_or_insert(now);
+        let token = self.sampler.sample(&mut logits)?.token;
+        self.stats.prefill = first - self.arrived;
+        self.stats.decode = now - first;
+        self.stats.generated_tokens += 1;
+        self.tokens.push(token);
+        if self.request.eos.contains(&token) {
+            return Ok(Some(FinishReason::Eos));
+        }
+        self.send(Event::Token { id: token });
+        let most = self.request.max_new_tokens;
+        if most.is_some_and(|most| self.stats.generated_tokens >= most) {
+            return Ok(Some(FinishReason::MaxTokens));
+        }
+        // The new token needs a place for its own key and value.
+        Ok((self.tokens.len() > context_tokens).then_some(FinishReason::ContextFull))
+    }
+
+    fn send(&self, event: Event) {
+        if let Reply::Events(events) = &self.reply
+            && events.send(event).is_err()
+        {
+            // The reader has gone.
+            self.cancel.cancel();
+        }
+    }
+
+    /// Reports the end.
+    pub fn finish(self, reason: FinishReason) {
+        if let Reply::Events(events) = &self.reply {
+            let _ = events.send(Event::Done { reason, stats: self.stats });
+        }
+    }
+
+    /// Reports a failure.
+    pub fn fail(self, error: EngineError) {
+        fail(&self.reply, error);
+    }
+
+    /// How long it has been here.
+    pub fn age(&self) -> Duration {
+        self.arrived.elapsed()
+    }
+}
+
+/// Reports a failure to a request that may never have begun. A reader that has gone needs none.
+pub fn fail(reply: &Reply, error: EngineError) {
+    match reply {
+        Reply::Events(events) => drop(events.send(Event::Failed(error))),
+        Reply::Logits(logits) => drop(logits.send(Err(error))),
+    }
+}

@@ -1,0 +1,226 @@
+//! Continuous batching: requests join and leave between steps, prompts and answers share each step.
+
+use std::collections::VecDeque;
+
+use super::active::{Active, Reply, fail};
+use super::error::EngineError;
+use super::pack::Span;
+use super::request::FinishReason;
+use super::runner::{PREFILL_CHUNK, Runner};
+use super::schedule::{Budget, plan};
+
+/// Bounds of the batch.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct BatchLimits {
+    /// Most requests in a step.
+    pub parallel: usize,
+    /// Rows of a step.
+    pub budget: Budget,
+}
+
+impl Default for BatchLimits {
+    fn default() -> Self {
+        Self { parallel: 1, budget: Budget { rows: PREFILL_CHUNK, prefill_rows_beside_decode: 128 } }
+    }
+}
+
+/// Running and waiting requests of one model.
+pub struct Batch {
+    runner: Runner,
+    limits: BatchLimits,
+    running: Vec<Active>,
+    waiting: VecDeque<Active>,
+}
+
+impl Batch {
+    /// An empty batch.
+    pub fn new(runner: Runner, limits: BatchLimits) -> Self {
+        Self { runner, limits, running: Vec::new(), waiting: VecDeque::new() }
+    }
+
+    /// Whether there is nothing to do.
+    pub fn is_idle(&self) -> bool {
+        self.running.is_empty() && self.waiting.is_empty()
+    }
+
+    /// Requests running and waiting.
+    pub fn load(&self) -> (usize, usize) {
+        (self.running.len(), self.waiting.len())
+    }
+
+    /// The model and its caches.
+    pub fn runner(&self) -> &Runner {
+        &self.runner
+    }
+
+    /// Takes a request, or refuses it at once when it could never run.
+    pub fn add(&mut self, active: Active) {
+        let (prompt_tokens, context_tokens) = (active.request.prompt.len(), self.runner.context_tokens());
+        let problem = if prompt_tokens == 0 {
+            Some(EngineError::EmptyPrompt)
+        } else if prompt_tokens > context_tokens {
+            Some(EngineError::PromptTooLong { prompt_tokens, context_tokens })
+        } else {
+            self.runner.check_tokens(&active.request.prompt).err()
+        };
+        match problem {
+            Some(error) => active.fail(error),
+            None => self.waiting.push_back(active),
+        }
+    }
+
+    /// Runs one step.
+    pub fn step(&mut self) {
+        self.drop_cancelled();
+        self.admit();
+        let rows = self.plan();
+        if rows.iter().all(|rows| *rows == 0) {
+            return;
+        }
+        let wants: Vec<bool> =
+            self.running.iter().zip(&rows).map(|(active, rows)| *rows > 0 && active.wants_logits(*rows)).collect();
+        let spans: Vec<Span<'_>> = self
+            .running
+            .iter()
+            .zip(rows.iter().zip(&wants))
+            .filter(|(_, (rows, _))| **rows > 0)
+            .map(|(active, (rows, wants))| Span {
+                sequence: &active.sequence,
+                start: active.sequence.len(),
+                tokens: active.todo().get(..*rows).unwrap_or_default(),
+                wants_logits: *wants,
+            })
+            .collect();
+        match self.runner.step(&spans) {
+            Ok(logits) => self.take(&rows, &wants, logits),
+            Err(error) => self.fail_all(error),
+        }
+    }
+
+    fn drop_cancelled(&mut self) {
+        let waiting = std::mem::take(&mut self.waiting);
+        for active in waiting {
+            if active.cancel.is_cancelled() {
+                active.finish(FinishReason::Cancelled);
+            } else {
+                self.waiting.push_back(active);
+            }
+        }
+        let mut index = 0;
+        while let Some(active) = self.running.get(index) {
+            if active.cancel.is_cancelled() {
+                self.end(index, FinishReason::Cancelled);
+            } else {
+                index += 1;
+            }
+        }
+    }
+
+    fn admit(&mut self) {
+        while self.running.len() < self.limits.parallel {
+            let Some(mut active) = self.waiting.pop_front() else { break };
+            let sequence = self.runner.begin(&active.request.namespace, active.tokens());
+            active.begin_with(sequence);
+            self.running.push(active);
+        }
+    }
+
+    /// Rows of every running request, with pages reserved for them. Where pages run out, the
+    /// youngest requests step back and are computed again later; a request that is alone and finds
+    /// no room fails.
+    fn plan(&mut self) -> Vec<usize> {
+        'again: loop {
+            let needs: Vec<_> = self.running.iter().map(Active::need).collect();
+            let mut rows = plan(&needs, self.limits.budget);
+            for index in 0..rows.len() {
+                let (Some(active), Some(rows)) = (self.running.get_mut(index), rows.get_mut(index)) else { break };
+                if *rows == 0 {
+                    continue;
+                }
+                let Err(error) = self.runner.reserve(&mut active.sequence, *rows) else { continue };
+                if self.running.len() > 1 {
+                    self.preempt_youngest();
+                } else if let Some(mut active) = self.running.pop() {
+                    self.runner.forget(&mut active.sequence);
+                    active.fail(error);
+                }
+                continue 'again;
+            }
+            return rows;
+        }
+    }
+
+    fn preempt_youngest(&mut self) {
+        let youngest = self.running.iter().enumerate().min_by_key(|(_, active)| active.age()).map(|(index, _)| index);
+        let Some(index) = youngest else { return };
+        let mut active = self.running.remove(index);
+        let sequence = std::mem::take(&mut active.sequence);
+        // Its pages stay in the cache as long as there is room, so that little is computed twice.
+        self.runner.end(&active.request.namespace, sequence);
+        self.waiting.push_front(active);
+    }
+
+    fn take(&mut self, rows: &[usize], wants: &[bool], logits: Vec<Vec<f32>>) {
+        let context_tokens = self.runner.context_tokens();
+        let mut logits = logits.into_iter();
+        let mut ended = Vec::new();
+        for (index, (active, (rows, wants))) in self.running.iter_mut().zip(rows.iter().zip(wants)).enumerate() {
+            if *rows == 0 {
+                continue;
+            }
+            active.advance(*rows);
+            if !wants {
+                continue;
+            }
+            let missing = || EngineError::Internal { message: "a step that wanted logits gave none".to_owned() };
+            let outcome = logits.next().ok_or_else(missing).and_then(|l| active.take_logits(l, context_tokens));
+            match outcome {
+                Ok(None) => {}
+                Ok(Some(reason)) => ended.push((index, Ok(reason))),
+                Err(error) => ended.push((index, Err(error))),
+            }
+        }
+        for (index, outcome) in ended.into_iter().rev() {
+            match outcome {
+                Ok(reason) => self.end(index, reason),
+                Err(error) => {
+                    let mut active = self.running.remove(index);
+                    self.runner.forget(&mut active.sequence);
+                    active.fail(error);
+                }
+            }
+        }
+    }
+
+    fn end(&mut self, index: usize, reason: FinishReason) {
+        let mut active = self.running.remove(index);
+        let sequence = std::mem::take(&mut active.sequence);
+        self.runner.end(&active.request.namespace, sequence);
+        active.finish(reason);
+    }
+
+    /// After a failed step nothing in the pool is to be trusted: everyone in the step is told, the
+    /// waiting ones are not touched.
+    pub fn fail_all(&mut self, error: EngineError) {
+        let message = error.to_string();
+        let mut first = Some(error);
+        for mut active in std::mem::take(&mut self.running) {
+            self.runner.forget(&mut active.sequence);
+            let own = first.take().unwrap_or_else(|| EngineError::StepFailed { message: message.clone() });
+            active.fail(own);
+        }
+        self.runner.reset();
+    }
+
+    /// Ends everything, because the engine stops.
+    pub fn stop(&mut self, reason: &str) {
+        for active in self.running.drain(..).chain(self.waiting.drain(..)) {
+            active.fail(EngineError::Stopped { reason: reason.to_owned() });
+        }
+    }
+
+    /// Refuses a request that could not be made.
+    pub fn refuse(reply: &Reply, error: EngineError) {
+        fail(reply, error);
+    }
+}
