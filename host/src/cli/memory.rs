@@ -1,0 +1,281 @@
+//! How much memory there is to use, and the guard that keeps a model from being loaded into too little.
+
+use std::fs;
+
+use crate::engine::estimate::{DEFAULT_HEADROOM_FACTOR, EstimateInputs, MemoryEstimate, estimate};
+use crate::engine::{LoadOptions, OpenedModel};
+use crate::plugin::{DType, SelectedBackend};
+
+use super::error::CliError;
+use super::table::bytes_text;
+
+/// Variables with the budget, the product's own first.
+const LIMITS: [&str; 2] = ["MLXCEL_MEMORY_LIMIT", "MEMORY_LIMIT"];
+
+/// Variable with the factor of the headroom.
+const FACTOR: &str = "MLXCEL_HEADROOM_FACTOR";
+
+/// Tokens that are planned for when nobody says how long the conversation will be.
+pub const PLANNED_TOKENS: u64 = 8192;
+
+/// What may be used, and why.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Budget {
+    /// `None` when nothing on this system tells.
+    pub bytes: Option<u64>,
+    /// Where the figure comes from.
+    pub origin: String,
+}
+
+/// Figures of the machine, from the kernel.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct MachineMemory {
+    /// All of it.
+    pub total_bytes: Option<u64>,
+    /// Free, or freed on demand.
+    pub available_bytes: Option<u64>,
+    /// What the control group still allows, where it has a limit.
+    pub group_bytes: Option<u64>,
+}
+
+impl MachineMemory {
+    /// Reads the figures; on systems without `/proc` there are none.
+    pub fn read() -> Self {
+        let info = fs::read_to_string("/proc/meminfo").unwrap_or_default();
+        let group = |file: &str| {
+            let text = fs::read_to_string(format!("/sys/fs/cgroup/{file}")).ok()?;
+            text.trim().parse::<u64>().ok()
+        };
+        let group_bytes = group("memory.max")
+            .map(|limit| limit.saturating_sub(group("memory.current").unwrap_or_default()));
+        Self {
+            total_bytes: meminfo(&info, "MemTotal:"),
+            available_bytes: meminfo(&info, "MemAvailable:"),
+            group_bytes,
+        }
+    }
+
+    /// What of it may be used.
+    pub fn budget(&self) -> Budget {
+        match (self.available_bytes, self.group_bytes) {
+            (Some(available), Some(group)) if group < available => Budget {
+                bytes: Some(group),
+                origin: "the control group's limit".to_owned(),
+            },
+            (Some(available), _) => Budget {
+                bytes: Some(available),
+                origin: "available memory".to_owned(),
+            },
+            (None, _) => Budget {
+                bytes: None,
+                origin: "this system does not tell".to_owned(),
+            },
+        }
+    }
+}
+
+/// A line of `/proc/meminfo`, which counts in KiB.
+fn meminfo(text: &str, key: &str) -> Option<u64> {
+    let line = text.lines().find(|line| line.starts_with(key))?;
+    let kib: u64 = line.split_whitespace().nth(1)?.parse().ok()?;
+    kib.checked_mul(1024)
+}
+
+/// The budget of this machine, or what a variable says.
+pub fn host_budget() -> Result<Budget, CliError> {
+    Ok(limit_from_environment()?.unwrap_or_else(|| MachineMemory::read().budget()))
+}
+
+/// The budget of the device that a model goes to, where the backend tells; else that of the machine.
+fn device_budget(backend: &SelectedBackend) -> Result<Budget, CliError> {
+    if let Some(limit) = limit_from_environment()? {
+        return Ok(limit);
+    }
+    match backend
+        .report
+        .devices
+        .first()
+        .filter(|device| device.free_bytes > 0)
+    {
+        Some(device) => Ok(Budget {
+            bytes: Some(device.free_bytes),
+            origin: format!("free memory of device {}", device.name),
+        }),
+        None => Ok(MachineMemory::read().budget()),
+    }
+}
+
+fn limit_from_environment() -> Result<Option<Budget>, CliError> {
+    for variable in LIMITS {
+        let Some(text) = std::env::var_os(variable).filter(|text| !text.is_empty()) else {
+            continue;
+        };
+        let bytes = text.to_str().and_then(parse_bytes).ok_or_else(|| {
+            CliError::usage(format!(
+                "{variable} is {text:?}: expected bytes, or a number with K, M, G or T such as 12G"
+            ))
+        })?;
+        return Ok(Some(Budget {
+            bytes: Some(bytes),
+            origin: variable.to_owned(),
+        }));
+    }
+    Ok(None)
+}
+
+/// `1500`, `12G`, `1.5GiB`: suffixes are powers of 1024.
+fn parse_bytes(text: &str) -> Option<u64> {
+    let text = text.trim();
+    let digits = text
+        .find(|c: char| !c.is_ascii_digit() && c != '.')
+        .unwrap_or(text.len());
+    let (number, suffix) = text.split_at_checked(digits)?;
+    let power = match suffix.trim().to_ascii_lowercase().as_str() {
+        "" | "b" => 0,
+        "k" | "kb" | "kib" => 1,
+        "m" | "mb" | "mib" => 2,
+        "g" | "gb" | "gib" => 3,
+        "t" | "tb" | "tib" => 4,
+        _ => return None,
+    };
+    if let Ok(whole) = number.parse::<u64>() {
+        return whole.checked_mul(1024_u64.checked_pow(power)?);
+    }
+    let value = number.parse::<f64>().ok()? * 1024_f64.powi(power as i32);
+    (value.is_finite() && value >= 0.0 && value < u64::MAX as f64).then_some(value as u64)
+}
+
+/// The factor of the headroom.
+pub fn headroom_factor() -> Result<f64, CliError> {
+    match std::env::var(FACTOR) {
+        Ok(text) if !text.is_empty() => match text.parse::<f64>() {
+            Ok(factor) if factor.is_finite() && factor >= 1.0 => Ok(factor),
+            _ => Err(CliError::usage(format!(
+                "{FACTOR} is {text:?}: expected a number from 1, such as 1.2"
+            ))),
+        },
+        Ok(_) | Err(std::env::VarError::NotPresent) => Ok(DEFAULT_HEADROOM_FACTOR),
+        Err(error) => Err(CliError::usage(format!("{FACTOR}: {error}"))),
+    }
+}
+
+/// The float type that the engine will take.
+fn planned_dtype(opened: &OpenedModel, backend: &SelectedBackend, options: &LoadOptions) -> DType {
+    let config = opened.checkpoint.config();
+    let named = [
+        backend.report.details.get("preferred_dtype"),
+        config.get("dtype"),
+        config.get("torch_dtype"),
+    ];
+    let name = named.into_iter().flatten().find_map(|value| value.as_str());
+    let preferred = match name {
+        Some("f32" | "float32") => DType::F32,
+        _ => DType::F16,
+    };
+    options.dtype.unwrap_or(preferred)
+}
+
+/// The estimate for a model about to be loaded, beside what there is.
+pub struct Guard {
+    estimate: MemoryEstimate,
+    budget: Budget,
+    tokens: u64,
+    dtype: DType,
+}
+
+impl Guard {
+    /// Estimates with the type and the length that the engine will use. Without `--ctx-size` the caches grow with the
+    /// conversation, so only [`PLANNED_TOKENS`] of a longer context are counted.
+    pub fn new(
+        opened: &OpenedModel,
+        backend: &SelectedBackend,
+        options: &LoadOptions,
+    ) -> Result<Self, CliError> {
+        let dtype = planned_dtype(opened, backend, options);
+        let context = opened.desc.context_length as u64;
+        let tokens = match options.ctx_size {
+            0 => context.min(PLANNED_TOKENS),
+            asked => asked as u64,
+        };
+        let inputs = EstimateInputs {
+            weights_bytes: opened.checkpoint.weights_bytes(),
+            tokens,
+            batch: 1,
+            step_rows: options.limits.budget.rows as u64,
+            kv_element_bytes: dtype.size_bytes() as u64,
+            activation_element_bytes: dtype.size_bytes() as u64,
+            headroom_factor: headroom_factor()?,
+        };
+        Ok(Self {
+            estimate: estimate(&opened.desc, inputs),
+            budget: device_budget(backend)?,
+            tokens,
+            dtype,
+        })
+    }
+
+    /// Refuses what does not fit; lets through where the budget is unknown.
+    pub fn check(&self) -> Result<(), CliError> {
+        match self.budget.bytes {
+            Some(budget_bytes) if self.estimate.total_bytes > budget_bytes => {
+                Err(CliError::DoesNotFit {
+                    need_bytes: self.estimate.total_bytes,
+                    budget_bytes,
+                    origin: self.budget.origin.clone(),
+                })
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// What `--estimate-memory` writes: one line.
+    pub fn text(&self) -> String {
+        let budget = self
+            .budget
+            .bytes
+            .map_or_else(|| "unknown".to_owned(), bytes_text);
+        format!(
+            "memory: {} for {} tokens in {} (weights {}, caches {}, activations {}, headroom {}); budget {budget} ({})",
+            bytes_text(self.estimate.total_bytes),
+            self.tokens,
+            self.dtype.name(),
+            bytes_text(self.estimate.weights_bytes),
+            bytes_text(self.estimate.kv_bytes_total),
+            bytes_text(self.estimate.activation_bytes),
+            bytes_text(self.estimate.headroom_bytes),
+            self.budget.origin
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_are_read_with_and_without_a_suffix() {
+        let read = |text| parse_bytes(text);
+        assert_eq!(read("1500"), Some(1500));
+        assert_eq!(read("12G"), Some(12 << 30));
+        assert_eq!(read("1.5 GiB"), Some(3 << 29));
+        assert_eq!(read("2kb"), Some(2048));
+        for wrong in ["", "G", "-1", "1e9", "12X", "99999999T", "1.2.3", "nan"] {
+            assert_eq!(read(wrong), None, "{wrong}");
+        }
+    }
+
+    #[test]
+    fn the_smaller_of_machine_and_group_counts() {
+        let info = "MemTotal:       16384 kB\nMemFree: 1 kB\nMemAvailable:    8192 kB\n";
+        assert_eq!(meminfo(info, "MemAvailable:"), Some(8 << 20));
+        let machine = |group_bytes| MachineMemory {
+            total_bytes: Some(16 << 20),
+            available_bytes: meminfo(info, "MemAvailable:"),
+            group_bytes,
+        };
+        assert_eq!(machine(None).budget().bytes, Some(8 << 20));
+        assert_eq!(machine(Some(9 << 20)).budget().bytes, Some(8 << 20));
+        assert_eq!(machine(Some(1 << 20)).budget().bytes, Some(1 << 20));
+        assert_eq!(MachineMemory::default().budget().bytes, None);
+    }
+}

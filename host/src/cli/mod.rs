@@ -1,0 +1,86 @@
+//! The command line: arguments, commands, terminal, exit codes.
+//!
+//! Each command is a file that turns flags into calls of the registry and the engine and their answers into text.
+//! Results go to stdout, everything else to stderr (`console`); what a failure means for the exit code is in `error` and
+//! `exit`. Must not know any architecture or device.
+
+mod arch;
+mod args;
+mod console;
+mod doctor;
+mod download;
+mod error;
+mod exit;
+mod generate;
+mod generation;
+mod inspect;
+mod interrupt;
+mod list;
+mod logging;
+mod memory;
+mod place;
+mod plugin;
+mod probe;
+mod progress;
+mod repl;
+mod rm;
+mod run;
+mod session;
+mod table;
+
+use std::process::ExitCode;
+
+use clap::Parser;
+
+use args::{Cli, Command};
+use console::Console;
+use error::CliError;
+use exit::Exit;
+
+/// Runs the program with the arguments of this process.
+pub fn main() -> ExitCode {
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) => {
+            let exit = if error.use_stderr() {
+                Exit::Usage
+            } else {
+                Exit::Success
+            };
+            // Help that nobody reads to its end is no failure.
+            let _ = error.print();
+            return exit.into();
+        }
+    };
+    if let Command::Probe(args) = &cli.command {
+        return probe::run(args);
+    }
+    let log = cli.command.log();
+    let console = Console::new(log.quiet);
+    let outcome = logging::start(log.verbose).and_then(|()| run(&cli.command, &console));
+    match outcome {
+        Ok(exit) => exit.into(),
+        Err(error) => {
+            if !error.is_silent() {
+                console.error(&error);
+            }
+            error.exit().into()
+        }
+    }
+}
+
+fn run(command: &Command, console: &Console) -> Result<Exit, CliError> {
+    match command {
+        Command::Run(args) => run::run(args, console),
+        Command::Generate(args) => generate::run(args, console),
+        Command::List(args) => list::run(args, console),
+        Command::Rm(args) => rm::run(args, console),
+        Command::Download(args) => download::run(args, console),
+        Command::Inspect(args) => inspect::run(args, console),
+        Command::Arch(args) => arch::run(args, console),
+        Command::Plugin(command) => plugin::run(command, console),
+        Command::Doctor(args) => doctor::run(args, console),
+        // Answered before anything else was set up.
+        Command::Probe(_) => Ok(Exit::Success),
+    }
+}

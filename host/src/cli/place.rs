@@ -1,0 +1,61 @@
+//! Where things are on this machine, after flags and environment: the store, the cache, the plugins.
+
+use std::path::PathBuf;
+
+use mlxcel_registry::plugin::{Catalogue, HostProfile, SearchInputs};
+use mlxcel_registry::store::{Store, StoreEnv};
+
+use crate::plugin::{Loader, LoaderOptions, ProbeSettings};
+
+use super::args::{PluginArgs, StoreArgs};
+use super::error::CliError;
+
+/// The model store.
+pub fn open_store(args: &StoreArgs) -> Result<Store, CliError> {
+    let env = StoreEnv::from_process()?;
+    Ok(match &args.models_dir {
+        Some(root) => Store::with_root(env, root.clone()),
+        None => Store::new(env)?,
+    })
+}
+
+/// The folder of the product's own caches: answers of probes, the history of the chat.
+pub fn cache_root(env: &StoreEnv) -> Option<PathBuf> {
+    env.cache_dir.clone().or_else(|| {
+        env.home
+            .as_ref()
+            .map(|home| home.join(".cache").join("mlxcel"))
+    })
+}
+
+/// Where plugins are looked for.
+pub fn search_inputs(args: &PluginArgs) -> SearchInputs {
+    SearchInputs::from_process(args.plugin.clone(), args.plugins_dir.clone())
+}
+
+/// Every plugin found, for commands that show them.
+pub fn catalogue(args: &PluginArgs) -> Result<Catalogue, CliError> {
+    Ok(Catalogue::build(
+        &search_inputs(args),
+        HostProfile::CURRENT,
+    )?)
+}
+
+/// The plugins for commands that use them: what a flag names has to be usable.
+pub fn usable_catalogue(args: &PluginArgs) -> Result<Catalogue, CliError> {
+    let catalogue = catalogue(args)?;
+    catalogue.require_explicit()?;
+    Ok(catalogue)
+}
+
+/// A loader that tries new files in a child process first.
+pub fn loader() -> Result<Loader, CliError> {
+    let cache = cache_root(&StoreEnv::from_process()?).map(|root| root.join("probes"));
+    let settings = ProbeSettings::from_process(cache).map_err(|source| CliError::System {
+        action: "find this program's own file",
+        source,
+    })?;
+    Ok(Loader::new(LoaderOptions {
+        probe: Some(settings),
+    }))
+}
