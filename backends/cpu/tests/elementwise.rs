@@ -1,5 +1,6 @@
 //! Elementwise functions, scalars, selection and their dtypes.
 
+#[macro_use]
 mod harness;
 
 use harness::Device;

@@ -1,5 +1,6 @@
 //! Probing, opening and closing, and the record in the file.
 
+#[macro_use]
 mod harness;
 
 use harness::{Device, entry, probe};

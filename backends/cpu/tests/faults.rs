@@ -1,6 +1,7 @@
 //! Wrong calls give a status and nothing worse: stale handles, other threads, null pointers, sizes
 //! that no memory has, exceptions inside MLX.
 
+#[macro_use]
 mod harness;
 
 use std::ptr::{null, null_mut};

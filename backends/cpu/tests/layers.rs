@@ -1,5 +1,7 @@
 //! Norms, rotary embedding and attention against a plain f64 computation.
+#![allow(clippy::unwrap_used, reason = "a test fails that way")]
 
+#[macro_use]
 mod harness;
 
 use harness::{Device, close_to, noise};

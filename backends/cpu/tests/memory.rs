@@ -1,5 +1,7 @@
 //! Figures and limits. One test: the figures are those of the whole process.
+#![allow(clippy::unwrap_used, reason = "a test fails that way")]
 
+#[macro_use]
 mod harness;
 
 use std::ptr::null;

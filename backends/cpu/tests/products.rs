@@ -1,5 +1,6 @@
 //! Products, quantised weights, convolutions, Fourier transforms and random draws.
 
+#[macro_use]
 mod harness;
 
 use std::ptr::null;

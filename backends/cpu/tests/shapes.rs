@@ -1,5 +1,6 @@
 //! Creation, shapes, joining, cutting, indexing, reductions and order.
 
+#[macro_use]
 mod harness;
 
 use std::ptr::null;

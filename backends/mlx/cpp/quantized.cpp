@@ -112,6 +112,9 @@ mx::array as_matrix(const mx::array& x) {
 
 Three quantize(const Array& w, uint32_t mode, int32_t bits, int32_t group_size) {
   auto format = format_of(mode, bits, group_size);
+  if (w.value.dtype() == mx::float64) {
+    fail(kUnimplemented, "weights of f64 cannot be quantised");
+  }
   auto parts = mx::quantize(w.value, group_size, bits, format.name);
   if (any_empty(w.value)) {
     for (auto& part : parts) {
@@ -132,7 +135,8 @@ Out dequantize(const QuantWeight& w, uint32_t dtype) {
     fail(kInvalidArgument, "weights cannot be expanded to ", name_of(type));
   }
   // The library expands in the scales' type, so that has to be as exact as the result's.
-  auto inner = format.affine && w.scales.value.dtype() != type ? mx::float32 : type;
+  bool narrow = format.affine ? w.scales.value.dtype() == type : type != mx::float64;
+  auto inner = narrow && type != mx::float64 ? type : mx::float32;
   if (any_empty(w.weight.value)) {
     auto shape = w.scales.value.shape();
     shape.back() *= w.group_size;

@@ -1,5 +1,6 @@
 //! Calls the operation table the way a host does: through raw slots, with handles.
 #![allow(dead_code, reason = "every test binary uses a part")]
+#![allow(clippy::expect_used, clippy::panic, reason = "a test fails that way")]
 
 use std::ptr::null_mut;
 
@@ -9,16 +10,14 @@ use mlxcel_abi::ops_args::{FromHostArgs, MemoryInfo, MemoryLimits};
 use mlxcel_abi::{AbiError, DType, OwnedBytes, Result, Str, Table, Tensor, TensorInfo};
 
 /// Calls a slot that gives one tensor.
-#[macro_export]
 macro_rules! op {
     ($device:expr, $slot:ident $(, $arg:expr)* $(,)?) => {{
         let mut out = mlxcel_abi::Tensor::NONE;
-        $crate::run!($device, $slot $(, $arg)*, &raw mut out).map(|()| out)
+        run!($device, $slot $(, $arg)*, &raw mut out).map(|()| out)
     }};
 }
 
 /// Calls a slot whose arguments are given in full.
-#[macro_export]
 macro_rules! run {
     ($device:expr, $slot:ident $(, $arg:expr)* $(,)?) => {{
         let mut err = std::ptr::null_mut();
