@@ -11,10 +11,9 @@ use super::environment::{self, NAME};
 use super::error::TemplateError;
 use super::messages::{self, ContinueFinal};
 use super::scan;
-use super::spellings::Spellings;
 use super::stack::on_deep_stack;
-use super::trust::{Level, Marker};
-use super::value::{AsGiven, Strings, each_string, to_value};
+use super::trust::{Guard, Level, Marker};
+use super::value::{AsGiven, each_string, to_value};
 use crate::text::{ControlTokens, NamedTokens, Prompt};
 
 /// Variables that the renderer sets itself.
@@ -80,8 +79,7 @@ pub struct RenderInput<'a> {
 pub struct ChatTemplate {
     env: Environment<'static>,
     source: String,
-    spellings: Spellings,
-    literals: Vec<String>,
+    guard: Guard,
     limits: Limits,
 }
 
@@ -113,9 +111,8 @@ impl ChatTemplate {
         }
         Ok(ChatTemplate {
             env: on_deep_stack(|| environment::compile(source, &tags, limits.fuel))?,
-            literals: scan::string_literals(source, &tags),
+            guard: Guard::new(control, source, scan::sought_literals(source, &tags)),
             source: source.to_owned(),
-            spellings: Spellings::new(control),
             limits,
         })
     }
@@ -159,7 +156,7 @@ impl ChatTemplate {
             )?;
         }
         let rendered = self.run(input, &messages, &marker)?;
-        let control = self.spellings.control().find_in(&rendered);
+        let control = self.guard.tokens().find_in(&rendered);
         if !fragments || control.is_empty() {
             return Ok(marker.unmark(&rendered));
         }
@@ -170,7 +167,7 @@ impl ChatTemplate {
         if strict.text() == prompt.text() {
             return Ok(strict);
         }
-        let strict_control = self.spellings.control().find_in(&marked);
+        let strict_control = self.guard.tokens().find_in(&marked);
         let differs = control.iter().enumerate().find(|(n, spelling)| {
             strict_control.get(*n).map(|other| other.id) != Some(spelling.id)
         });
@@ -179,8 +176,8 @@ impl ChatTemplate {
             other => {
                 let id = other.map_or(0, |(_, spelling)| spelling.id);
                 let token = self
-                    .spellings
-                    .control()
+                    .guard
+                    .tokens()
                     .spelling(id)
                     .unwrap_or_default()
                     .to_owned();
@@ -197,7 +194,7 @@ impl ChatTemplate {
         let mut texts: Vec<&str> = vec![&self.source];
         texts.extend(input.named_tokens.values().map(String::as_str));
         each_input(input, messages, &mut |text| texts.push(text));
-        Marker::new(&self.spellings, &self.literals, texts.into_iter()).ok_or_else(|| TemplateError::Messages {
+        Marker::new(&self.guard, texts.into_iter()).ok_or_else(|| TemplateError::Messages {
             detail: "the messages use so many private-use characters that none are left to mark them with".to_owned(),
         })
     }
@@ -262,9 +259,9 @@ impl ChatTemplate {
         })
     }
 
-    fn context(&self, input: &RenderInput<'_>, messages: &[Json], strings: &impl Strings) -> Value {
+    fn context(&self, input: &RenderInput<'_>, messages: &[Json], marker: &Marker<'_>) -> Value {
         let optional =
-            |value: Option<&Json>| value.map_or(Value::from(()), |value| to_value(value, strings));
+            |value: Option<&Json>| value.map_or(Value::from(()), |value| to_value(value, marker));
         let now = input.now;
         let mut entries: Vec<(String, Value)> = Vec::new();
         for (name, text) in input.named_tokens {
@@ -274,11 +271,14 @@ impl ChatTemplate {
             ));
         }
         for (name, value) in input.variables {
-            entries.push((name.clone(), to_value(value, strings)));
+            entries.push((name.clone(), to_value(value, marker)));
         }
         let messages: Vec<Value> = messages
             .iter()
-            .map(|message| to_value(message, strings))
+            .map(|message| {
+                let role = message.get("role").and_then(Json::as_str);
+                to_value(message, &marker.for_role(role))
+            })
             .collect();
         entries.extend([
             ("messages".to_owned(), Value::from(messages)),

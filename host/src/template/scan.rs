@@ -155,16 +155,55 @@ fn scan_tag(source: &str, start: usize, kind: TagKind) -> Tag {
     }
 }
 
-/// The string literals of all tags, each once, escapes kept as written.
-pub(super) fn string_literals(source: &str, tags: &[Tag]) -> Vec<String> {
-    let ranges = tags.iter().flat_map(|tag| tag.literals.iter().cloned());
-    let mut found: Vec<String> = ranges
-        .filter_map(|range| source.get(range))
-        .map(str::to_owned)
-        .collect();
+/// The string literals that a template looks for in other text, each once, escapes kept as written: arguments of calls
+/// (`split('</think>')`), sides of comparisons, elements of lists, values of variables. What is left are literals that
+/// are printed or joined.
+pub(super) fn sought_literals(source: &str, tags: &[Tag]) -> Vec<String> {
+    let mut found = Vec::new();
+    for tag in tags {
+        for range in tag
+            .literals
+            .iter()
+            .filter(|range| is_sought(source, tag, range))
+        {
+            found.push(source.get(range.clone()).unwrap_or_default().to_owned());
+        }
+    }
     found.sort_unstable();
     found.dedup();
     found
+}
+
+fn is_sought(source: &str, tag: &Tag, literal: &Range<usize>) -> bool {
+    let before = source
+        .get(tag.code.start..literal.start - 1)
+        .unwrap_or_default()
+        .trim_end();
+    let after = source
+        .get(literal.end + 1..tag.code.end)
+        .unwrap_or_default()
+        .trim_start();
+    if ["==", "!=", "in ", "not in "]
+        .iter()
+        .any(|word| after.starts_with(word))
+    {
+        return true;
+    }
+    match before.chars().next_back() {
+        Some('=' | ',' | '[') => true,
+        Some('(') => {
+            // A call, unlike a bracket around an expression, has a name in front.
+            let name = before.trim_end_matches(|c: char| c == '(' || c.is_whitespace());
+            let start = name
+                .rfind(|c: char| !c.is_alphanumeric() && c != '_')
+                .map_or(0, |at| at + 1);
+            !matches!(
+                name.get(start..),
+                None | Some("" | "if" | "elif" | "else" | "and" | "or" | "not")
+            )
+        }
+        _ => before.ends_with(" in"),
+    }
 }
 
 #[cfg(test)]
@@ -195,13 +234,14 @@ mod tests {
     }
 
     #[test]
-    fn literals_are_those_of_tags() {
-        let source = r#"it's {{ 'a' + "b}}" }} "no" {# 'no' #}{% if x == '\'' or y == "</think>" %}don't{% endif %}"#;
+    fn sought_literals_are_those_that_text_is_compared_with() {
+        let source = r#"it's {{ 'printed' + "b}}" ~ ('c' ~ d) }} {# x == 'no' #}{% if x == '\'' or 'in' in y %}don't{% endif %}
+            {%- set stop = 'var' %}{{ m.split( 'arg', 1) }}{% if x.endswith(('l', "r")) %}{% endif %}{{ "k" if z else 'q' }}"#;
         assert_eq!(
-            string_literals(source, &tags(source)),
-            ["</think>", "\\'", "a", "b}}"]
+            sought_literals(source, &tags(source)),
+            ["\\'", "arg", "in", "l", "r", "var"]
         );
-        assert!(string_literals("{{ 'open", &tags("{{ 'open")).is_empty());
+        assert!(sought_literals("{{ 'open", &tags("{{ 'open")).is_empty());
         assert_eq!(tags("{{ 'abc' ~ x }}")[0].code_bytes(), 8);
     }
 }

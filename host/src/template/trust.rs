@@ -14,13 +14,17 @@
 //!   all fragments marked. Same text: the second result is exact. Other text (the template looks at such fragments):
 //!   both must agree on the control tokens, or the request is refused.
 //!
+//! Turn marks that a checkpoint does not declare special (DeepSeek's `<｜User｜>`) are guarded too, if the template prints
+//! them and never looks for them in messages. In the assistant's own messages only control tokens are guarded: what a
+//! model once wrote with such tokens (`<tool_call>`) is read back with them.
+//!
 //! Names that are part of the format and come from a fixed list (roles, part types) are never marked: templates do
 //! build tokens such as `<|user|>` from them.
 
 use std::borrow::Cow;
 use std::collections::BTreeSet;
 
-use crate::text::Prompt;
+use crate::text::{ControlTokens, Prompt};
 
 use super::spellings::Spellings;
 use super::value::Strings;
@@ -72,12 +76,44 @@ pub(super) enum Level {
     Fragments,
 }
 
+/// The tokens that only a template may write, and what it looks for in messages.
+#[derive(Debug)]
+pub(super) struct Guard {
+    /// Control tokens.
+    control: Spellings,
+    /// Control tokens and the ordinary ones that the template claims.
+    all: Spellings,
+    /// What the template compares request text with; fragments inside such places stay readable.
+    sought: Vec<String>,
+}
+
+impl Guard {
+    pub(super) fn new(control: &ControlTokens, source: &str, sought: Vec<String>) -> Self {
+        let is_claimed = |token: &str| {
+            !token.trim().is_empty()
+                && source.contains(token)
+                && !sought.iter().any(|literal| literal.contains(token))
+        };
+        let all = Spellings::new(control.extended(is_claimed));
+        Guard {
+            control: Spellings::new(control.clone()),
+            all,
+            sought,
+        }
+    }
+
+    /// The tokens that only the template may write.
+    pub(super) fn tokens(&self) -> &ControlTokens {
+        self.all.control()
+    }
+}
+
 /// Marks request text for one render.
+#[derive(Clone)]
 pub(super) struct Marker<'a> {
+    guard: &'a Guard,
     twins: Twins,
     spellings: &'a Spellings,
-    /// What the template compares request text with; fragments inside such places stay readable.
-    literals: &'a [String],
     level: Level,
 }
 
@@ -92,12 +128,8 @@ struct Twins {
 impl<'a> Marker<'a> {
     /// A marker whose twins occur in none of `texts` (all that goes into the render), or `None` if no block of private
     /// characters is free.
-    pub(super) fn new<'t>(
-        spellings: &'a Spellings,
-        literals: &'a [String],
-        texts: impl Iterator<Item = &'t str>,
-    ) -> Option<Self> {
-        let characters = spellings.markable();
+    pub(super) fn new<'t>(guard: &'a Guard, texts: impl Iterator<Item = &'t str>) -> Option<Self> {
+        let characters = guard.all.markable();
         // One more than needed: the block's first character marks where a message is continued.
         let base = free_block(texts, characters.len() as u32 + 1)?;
         let twins = Twins {
@@ -105,19 +137,28 @@ impl<'a> Marker<'a> {
             characters,
         };
         Some(Marker {
+            guard,
             twins,
-            spellings,
-            literals,
+            spellings: &guard.all,
             level: Level::WholeAndEdges,
         })
     }
 
     pub(super) fn at(&self, level: Level) -> Marker<'a> {
         Marker {
-            twins: self.twins.clone(),
-            spellings: self.spellings,
-            literals: self.literals,
             level,
+            ..self.clone()
+        }
+    }
+
+    /// The marker for a message of this role.
+    pub(super) fn for_role(&self, role: Option<&str>) -> Marker<'a> {
+        match role {
+            Some("assistant" | "model") => Marker {
+                spellings: &self.guard.control,
+                ..self.clone()
+            },
+            _ => self.clone(),
         }
     }
 
@@ -162,8 +203,8 @@ impl<'a> Marker<'a> {
                 .is_some_and(|&(marked_start, _)| marked_start < end)
         };
         let literal: Vec<_> = self
-            .spellings
-            .control()
+            .guard
+            .tokens()
             .find_in(&text)
             .into_iter()
             .map(|spelling| spelling.range)
@@ -189,8 +230,9 @@ impl<'a> Marker<'a> {
 
     /// For each character of `text`, whether it is to be marked. Empty if none is.
     fn places(&self, text: &str) -> Vec<bool> {
-        // Nearly every text is done here.
-        if self.level == Level::WholeAndEdges && !text.contains(|c| self.spellings.is_end(c)) {
+        // Nearly every text is done here. Only a short one could be the middle of a spelling.
+        let is_short = self.level == Level::Fragments && text.len() <= 4 * self.spellings.longest();
+        if !is_short && !text.contains(|c| self.spellings.is_end(c)) {
             return Vec::new();
         }
         let characters: Vec<char> = text.chars().collect();
@@ -228,15 +270,19 @@ impl<'a> Marker<'a> {
         };
         for at in last.saturating_sub(reach).max(first)..last {
             let rest = characters.get(at..last).unwrap_or_default();
+            if !rest.first().is_some_and(|&c| self.spellings.is_end(c)) {
+                continue;
+            }
             let length = self.spellings.prefix_length(rest);
             if length == rest.len() || (anywhere && length >= 2) {
                 set(marked, at, at + length);
             }
         }
-        let reversed: Vec<char> = characters.iter().rev().copied().collect();
-        let total = characters.len();
         for end in first + 1..=first.saturating_add(reach).min(last) {
-            let before = reversed.get(total - end..total - first).unwrap_or_default();
+            let before = characters.get(first..end).unwrap_or_default();
+            if !before.last().is_some_and(|&c| self.spellings.is_end(c)) {
+                continue;
+            }
             let length = self.spellings.suffix_length(before);
             if length == before.len() || (anywhere && length >= 2) {
                 set(marked, end - length, end);
@@ -253,7 +299,8 @@ impl<'a> Marker<'a> {
     /// Takes the marks off places that the template looks for, so that it still finds them.
     fn protect_literals(&self, text: &str, marked: &mut [bool]) {
         for literal in self
-            .literals
+            .guard
+            .sought
             .iter()
             .filter(|literal| literal.chars().count() >= 2)
         {

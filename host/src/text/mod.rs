@@ -19,6 +19,7 @@ mod piece;
 mod prompt;
 mod stop;
 mod tokenizer;
+mod trie;
 mod utf8;
 
 pub use control::{ControlTokens, Spelling};
@@ -29,10 +30,11 @@ pub use gguf::GgufTokenizer;
 pub use prompt::Prompt;
 pub use stop::{StopError, StopMatch, StopMatcher, StopOutput, StopText};
 pub use tokenizer::{BosRule, Boundary, NamedTokens, Tokenizer};
+pub(crate) use trie::Trie;
 
 #[cfg(test)]
 mod fixtures;
 #[cfg(test)]
-pub(crate) use fixtures::Lcg;
+pub(crate) use fixtures::{Lcg, byte_level, sentence};
 #[cfg(test)]
 mod tests;

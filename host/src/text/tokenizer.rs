@@ -74,13 +74,13 @@ impl Tokenizer {
             library.with_padding(None).with_truncation(None)?;
             Ok(())
         })?;
-        let control = ControlTokens::new(
-            library
-                .get_added_tokens_decoder()
-                .into_iter()
-                .filter(|(_, token)| token.special)
-                .map(|(id, token)| (id, token.content)),
-        );
+        let (special, ordinary): (Vec<_>, Vec<_>) = library
+            .get_added_tokens_decoder()
+            .into_iter()
+            .partition(|(_, token)| token.special);
+        let spelled = |(id, token): (u32, tokenizers::AddedToken)| (id, token.content);
+        let control = ControlTokens::new(special.into_iter().map(spelled))
+            .with_ordinary(ordinary.into_iter().map(spelled));
         let decoder = serde_json::to_value(library.get_decoder())
             .map_err(|error| TextError::invalid("decoder", error.to_string()))?;
         let named_ids: BTreeMap<String, u32> = named
