@@ -2,12 +2,12 @@
 //! backend.
 //!
 //! Every case runs the same operation on both and compares dtypes, shapes and elements within the
-//! tolerance of [`tolerance`]; cases of refusal compare statuses. After every case the number of
+//! tolerance stated per operation and dtype; cases of refusal compare statuses. After every case the number of
 //! live handles must be what it was. A backend that lacks a fused operation which the SDK composes
 //! passes through the composition; any other missing slot is a failure unless it is declared.
 //!
 //! ```ignore
-//! let report = conformance::run(&backend, "mine", Groups::All);
+//! let report = conformance::run("mine", &backend, conformance::GROUPS, Depth::Values);
 //! report.verdict(&Expectations::none())?;
 //! ```
 

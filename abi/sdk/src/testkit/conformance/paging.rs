@@ -306,6 +306,11 @@ pub(super) fn scenes(dtype: DType) -> Vec<Scene> {
             ..base.clone()
         },
         Scene {
+            parts: (0..13).map(|i| (i * 5, 1)).collect(),
+            padding_rows: 3,
+            ..base.clone()
+        },
+        Scene {
             page_size: 1,
             ..base.clone()
         },

@@ -8,7 +8,7 @@ use super::suite::Suite;
 use super::tolerance::Tolerance;
 
 /// Operands: vectors, ragged sizes, batches that broadcast, one row, long inner dimensions.
-const SHAPES: [(&[i64], &[i64]); 15] = [
+const SHAPES: [(&[i64], &[i64]); 18] = [
     (&[2, 3], &[3, 4]),
     (&[1, 1], &[1, 1]),
     (&[1, 64], &[64, 96]),
@@ -24,6 +24,10 @@ const SHAPES: [(&[i64], &[i64]); 15] = [
     (&[3], &[2, 3, 4]),
     (&[2, 700], &[700, 3]),
     (&[0, 3], &[3, 2]),
+    // Large enough for tiles, their rests, and several threads.
+    (&[1, 520], &[520, 1031]),
+    (&[67, 300], &[300, 131]),
+    (&[3, 35, 70], &[3, 70, 66]),
 ];
 
 pub(super) fn run(suite: &mut Suite<'_>) {

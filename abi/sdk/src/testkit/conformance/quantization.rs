@@ -20,6 +20,7 @@ pub(super) fn run(suite: &mut Suite<'_>) {
         }
         round_trips(suite, spec);
     }
+    large(suite);
     parameter_types(suite);
     refusals(suite);
 }
@@ -159,6 +160,35 @@ fn expansions(suite: &mut Suite<'_>, spec: QuantSpec, dtype: DType) {
         suite.check("dequantize", case, near, |b| {
             packed.on(b)?.dequantize(dtype)
         });
+    }
+}
+
+/// Large enough for tiles, their rests, and several threads.
+fn large(suite: &mut Suite<'_>) {
+    let specs = [
+        spec(kind::AFFINE, 4, 64),
+        spec(kind::AFFINE, 6, 32),
+        spec(kind::AFFINE, 8, 128),
+        spec(kind::NVFP4, 4, 16),
+    ];
+    for spec in specs {
+        for dtype in FLOATS {
+            for (rows, outputs, columns) in
+                [(1, 519, 384), (3, 131, 512), (37, 67, 256), (130, 35, 256)]
+            {
+                let packed = Packed::new(spec, dtype, &[], outputs, columns, 20);
+                let activation = Array::usual(dtype, &[rows, columns], 21);
+                let near = Tolerance::accumulated(columns as usize, 3.0);
+                let case = format!(
+                    "{} {} [{rows}, {columns}] @ [{outputs}, {columns}].T",
+                    name(&spec),
+                    dtype.name()
+                );
+                suite.check("quantized_matmul", case, near, |b| {
+                    packed.on(b)?.matmul_t(&activation.on(b)?)
+                });
+            }
+        }
     }
 }
 

@@ -50,8 +50,8 @@ pub(super) fn missing(family: &FamilyUnderTest) -> Checked {
         weights.remove(&name);
         // Without its scales a module counts as not quantised, so it is the weight that does not fit.
         let told = name
-            .strip_suffix("scales")
-            .or(name.strip_suffix("biases"))
+            .strip_suffix(".scales")
+            .or(name.strip_suffix(".biases"))
             .unwrap_or(&name);
         must_name(family, &weights, told, "is missing")?;
     }
@@ -73,8 +73,8 @@ pub(super) fn misshapen(family: &FamilyUnderTest) -> Checked {
             let mut weights = family.weights.clone();
             weights.declare(&name, dtype, &wrong);
             let told = name
-                .strip_suffix("scales")
-                .or(name.strip_suffix("biases"))
+                .strip_suffix(".scales")
+                .or(name.strip_suffix(".biases"))
                 .unwrap_or(&name);
             must_name(
                 family,
