@@ -83,6 +83,11 @@ impl<'a> Config<'a> {
         self.map.get(key).filter(|value| !value.is_null())
     }
 
+    /// Whether the key is there and null, for settings where that is "none" and not the default.
+    pub fn is_null(&self, key: &str) -> bool {
+        self.map.get(key).is_some_and(Value::is_null)
+    }
+
     /// First of several spellings that is present.
     pub fn spelled<'k>(&self, keys: &[&'k str]) -> Option<&'k str> {
         keys.iter().copied().find(|key| self.get(key).is_some())

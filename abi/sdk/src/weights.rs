@@ -158,6 +158,14 @@ impl Weights {
         );
     }
 
+    /// Marks every tensor under this path as known and not needed.
+    pub fn ignore_all(&self) {
+        let prefix = format!("{}.", self.path);
+        let mut used = self.inner.used.borrow_mut();
+        let under = self.inner.names.range(prefix.clone()..);
+        used.extend(under.take_while(|name| name.starts_with(&prefix)).cloned());
+    }
+
     fn info_of(&self, full: &str) -> Result<TensorInfo> {
         let mut info = TensorInfo::ZERO;
         command!(&self.inner.api, info, Str::new(full), &mut info).map_err(|e| e.at(full))?;

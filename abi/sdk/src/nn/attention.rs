@@ -44,12 +44,22 @@ pub struct Attention {
 impl Attention {
     /// Loads the projections; `rope` is none for layers without positions.
     pub fn load(weights: &Weights, config: AttentionConfig, rope: Option<Rope>) -> Result<Self> {
+        Self::load_with_norms(weights, config, rope, RmsNorm::load)
+    }
+
+    /// As `load`, with `load_norm` for the head norms, where their weights are not stored plainly.
+    pub fn load_with_norms(
+        weights: &Weights,
+        config: AttentionConfig,
+        rope: Option<Rope>,
+        load_norm: impl Fn(&Weights, usize, f32) -> Result<RmsNorm>,
+    ) -> Result<Self> {
         let (hidden, head_dim) = (config.hidden, config.head_dim);
         let (q_width, kv_width) = (config.heads * head_dim, config.kv_heads * head_dim);
         let norm = |name: &str| {
             config
                 .qk_norm_eps
-                .map(|eps| RmsNorm::load(&weights.at(name), head_dim, eps))
+                .map(|eps| load_norm(&weights.at(name), head_dim, eps))
                 .transpose()
         };
         Ok(Self {

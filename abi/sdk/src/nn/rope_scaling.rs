@@ -73,6 +73,7 @@ pub enum RopeScaling {
 }
 
 const FACTOR: core::ops::RangeInclusive<f64> = 1e-3..=1e6;
+const BASE: core::ops::RangeInclusive<f64> = 1.0..=1e12;
 
 impl RopeConfig {
     /// Reads the settings of a model whose heads are `head_dim` wide. `layer_type` picks one of
@@ -85,14 +86,26 @@ impl RopeConfig {
         };
         let legacy = config.section("rope_scaling")?;
         let settings = nested.or(outer).or(legacy);
-        let base_range = 1.0..=1e12;
-        let base = match settings
-            .map(|s| s.opt_float("rope_theta", base_range.clone()))
-            .transpose()?
-            .flatten()
-        {
-            Some(base) => base,
-            None => config.float_or("rope_theta", 10_000.0, base_range)?,
+        let inside = settings.is_some_and(|s| s.get("rope_theta").is_some());
+        let base = if inside {
+            10_000.0
+        } else {
+            config.float_or("rope_theta", 10_000.0, BASE)?
+        };
+        Self::from_settings(config, settings.as_ref(), base, head_dim)
+    }
+
+    /// Reads one object of settings that the caller has found. `base` is what holds where the object
+    /// names none; `config` has the model's context lengths.
+    pub fn from_settings(
+        config: &Config<'_>,
+        settings: Option<&Config<'_>>,
+        base: f64,
+        head_dim: usize,
+    ) -> Result<Self> {
+        let base = match settings {
+            Some(settings) => settings.float_or("rope_theta", base, BASE)?,
+            None => base,
         };
         let partial_range = 1e-3..=1.0;
         let partial = match settings
@@ -110,7 +123,7 @@ impl RopeConfig {
                 format!("a factor that rotates an even, non-zero part of {head_dim} features (this gives {dims})"),
             ));
         }
-        let scaling = match &settings {
+        let scaling = match settings {
             Some(settings) => read_scaling(config, settings, dims)?,
             None => RopeScaling::Plain,
         };
