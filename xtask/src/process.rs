@@ -100,9 +100,12 @@ impl Run {
 
     /// As a person would type it.
     pub fn shown(&self) -> String {
-        let program = Path::new(&self.program)
-            .file_name()
-            .unwrap_or(&self.program);
+        let path = Path::new(&self.program);
+        let program = match path.file_name() {
+            // The toolchain's own path to cargo is of no use to a reader.
+            Some(name) if name == "cargo" => name,
+            _ => &self.program,
+        };
         std::iter::once(program)
             .chain(self.args.iter().map(OsString::as_os_str))
             .map(quoted)
