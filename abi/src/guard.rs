@@ -64,7 +64,7 @@ pub fn catch<T>(body: impl FnOnce() -> Result<T>) -> Result<T> {
         Err(payload) => {
             let message = format!("panicked: {}", text_of(&*payload));
             // The payload's own drop may panic; leaking it is the lesser evil.
-            core::mem::forget(payload);
+            let _ = core::mem::ManuallyDrop::new(payload);
             Err(AbiError {
                 code: status::INTERNAL,
                 message,

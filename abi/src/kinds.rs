@@ -43,6 +43,8 @@ kinds! {
         SOFTPLUS = 46, "softplus"; LOG_SIGMOID = 47, "log_sigmoid";
     }
     /// Elementwise functions of two broadcast tensors. Comparisons and logical ones give bool.
+    /// Operands of different types meet in the type that holds both, as in MLX: f16 with f32 is f32,
+    /// f16 with bf16 is f32, an integer with a float is the float.
     pub mod binary {
         ADD = 1, "add"; SUB = 2, "sub"; MUL = 3, "mul"; DIV = 4, "div"; FLOOR_DIV = 5, "floor_div";
         REM = 6, "rem"; POW = 7, "pow"; MIN = 8, "min"; MAX = 9, "max"; ATAN2 = 10, "atan2";
@@ -51,7 +53,9 @@ kinds! {
         BIT_AND = 20, "bit_and"; BIT_OR = 21, "bit_or"; BIT_XOR = 22, "bit_xor";
         SHL = 23, "shl"; SHR = 24, "shr";
     }
-    /// Reductions. They accumulate half types in f32 and return the input's type.
+    /// Reductions. They accumulate half types in f32 and return the input's float type. Sums and
+    /// products of integers narrower than 32 bits are i32 (u32 for unsigned ones), mean and variance
+    /// of integers f32.
     pub mod reduce {
         SUM = 1, "sum"; MEAN = 2, "mean"; PROD = 3, "prod"; MAX = 4, "max"; MIN = 5, "min";
         ALL_OF = 6, "all_of"; ANY_OF = 7, "any_of"; VAR = 8, "var"; LOGSUMEXP = 9, "logsumexp";

@@ -13,8 +13,6 @@
 //!
 //! This crate depends on `abi_stable` alone and knows no tensor library and no host type.
 
-#![cfg_attr(not(test), warn(clippy::std_instead_of_core))]
-
 #[doc(hidden)]
 pub use abi_stable;
 

@@ -5,8 +5,9 @@
 //! * inputs are borrowed, outputs are new handles with one reference that the caller releases;
 //! * shapes are row-major, axes may be negative;
 //! * evaluation may be lazy; an error may therefore surface in `eval` or `read`;
-//! * half types stay half: an operation never returns f32 for an f16/bf16 activation, and a
-//!   parameter (norm weight, scale, bias) of another float type never widens the activation;
+//! * half types stay half: an operation never returns f32 for f16/bf16 operands, and a parameter
+//!   (norm weight, scale, bias of a group, mask, sink) of another float type never widens the
+//!   activation. Two operands of equal rank (`binary`, `matmul`, ...) meet as in `kinds::binary`;
 //! * on error nothing is written to the outputs.
 
 use crate::ops_args::{
@@ -28,7 +29,8 @@ abi_table! {
         fn info(t: Tensor, out: *mut TensorInfo);
 
         // --- creation and reading ------------------------------------------------------------
-        /// Tensor over host memory, borrowed or copied.
+        /// Tensor over host memory, borrowed or copied. When the call fails the memory stays the
+        /// caller's and `release` is not called.
         fn from_host(args: *const FromHostArgs, out: *mut Tensor);
         /// Constant tensor.
         fn full(value: f64, dtype: DType, dims: *const i64, ndim: u32, out: *mut Tensor);

@@ -202,12 +202,9 @@ pub fn golden_source() -> String {
             .collect();
         let _ = writeln!(
             out,
-            "frozen! {}{}::{}: {}{}",
-            '{',
-            module,
+            "frozen! {{{module}::{}: {}}}",
             layout.name,
-            fields.join(", "),
-            '}'
+            fields.join(", ")
         );
     }
     for (layout, slots) in tables() {
@@ -218,12 +215,9 @@ pub fn golden_source() -> String {
             .collect();
         let _ = writeln!(
             out,
-            "frozen! {}{}::{}: struct_size @ 0, minor @ 8, ctx @ 16, {}{}",
-            '{',
-            module,
+            "frozen! {{{module}::{}: struct_size @ 0, minor @ 8, ctx @ 16, {}}}",
             layout.name,
-            fields.join(", "),
-            '}'
+            fields.join(", ")
         );
     }
     out

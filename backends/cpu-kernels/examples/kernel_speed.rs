@@ -1,7 +1,11 @@
 //! Prints the speed of the products on this machine, for tuning:
 //! `cargo run --release -p mlxcel-cpu-kernels --example kernel_speed [threads]`.
 
-#![allow(clippy::print_stdout, clippy::unwrap_used, reason = "a tool for developers")]
+#![allow(
+    clippy::print_stdout,
+    clippy::unwrap_used,
+    reason = "a tool for developers"
+)]
 
 use std::sync::Mutex;
 use std::time::Instant;
@@ -19,13 +23,22 @@ fn best_of(times: usize, mut body: impl FnMut()) -> f64 {
 }
 
 fn main() {
-    let threads = std::env::args().nth(1).and_then(|t| t.parse().ok()).unwrap_or(2);
+    let threads = std::env::args()
+        .nth(1)
+        .and_then(|t| t.parse().ok())
+        .unwrap_or(2);
     let mut pool = Pool::new(threads).unwrap();
     let scratch: Vec<Mutex<gemm::Scratch>> = (0..threads).map(|_| Mutex::default()).collect();
     let mut prepared = qmatmul::Prepared::default();
     for isa in Isa::ALL.into_iter().filter(|isa| isa.is_available()) {
         println!("{} with {threads} threads", isa.name());
-        for (rows, columns, bits) in [(576, 576, 4), (1536, 576, 4), (576, 1536, 4), (49152, 576, 8), (4096, 4096, 4)] {
+        for (rows, columns, bits) in [
+            (576, 576, 4),
+            (1536, 576, 4),
+            (576, 1536, 4),
+            (49152, 576, 8),
+            (4096, 4096, 4),
+        ] {
             // Several copies, so that the weights come from memory and not from a cache.
             let bytes = rows * columns * bits / 8 + rows * columns / 32 * 4;
             let copies = (200_000_000 / bytes).clamp(1, 64);
@@ -34,24 +47,53 @@ fn main() {
             let at = |i: usize| {
                 let (w, f) = (rows * columns * bits / 32, rows * columns / 32);
                 let s = Scales::F16(&factors[i * f..(i + 1) * f]);
-                QuantizedMatrix::new(&words[i * w..(i + 1) * w], s, s, rows, columns, bits, 32).unwrap()
+                QuantizedMatrix::new(&words[i * w..(i + 1) * w], s, s, rows, columns, bits, 32)
+                    .unwrap()
             };
             for m in [1usize, 4, 8] {
                 let x = vec![0.5f32; m * columns];
                 let mut y = vec![0.0f32; m * rows];
                 let seconds = best_of(5, || {
                     for i in 0..copies {
-                        assert!(qmatmul::matmul(isa, &mut pool, &x, &at(i), &mut y, &mut prepared));
+                        assert!(qmatmul::matmul(
+                            isa,
+                            &mut pool,
+                            &x,
+                            &at(i),
+                            &mut y,
+                            &mut prepared
+                        ));
                     }
                 }) / copies as f64;
-                println!("  {rows:>6} x {columns:<5} {bits} bits, {m:>3} rows: {:>8.1} us, {:>6.2} GB/s", seconds * 1e6, bytes as f64 / seconds / 1e9);
+                println!(
+                    "  {rows:>6} x {columns:<5} {bits} bits, {m:>3} rows: {:>8.1} us, {:>6.2} GB/s",
+                    seconds * 1e6,
+                    bytes as f64 / seconds / 1e9
+                );
             }
             let m = 256;
             let x = vec![0.5f32; m * columns];
             let mut y = vec![0.0f32; m * rows];
             let weight = gemm::Weight::Quantized(at(0));
-            let seconds = best_of(3, || assert!(gemm::matmul(isa, &mut pool, &x, weight, rows, columns, &mut y, &scratch)));
-            println!("  {rows:>6} x {columns:<5} {bits} bits, {m:>3} rows: {:>8.1} us, {:>6.1} GFLOP/s", seconds * 1e6, 2.0 * (m * rows * columns) as f64 / seconds / 1e9);
+            let seconds = best_of(3, || {
+                assert!(gemm::matmul(
+                    isa,
+                    &mut pool,
+                    &gemm::Product {
+                        x: &x,
+                        weight,
+                        rows,
+                        columns
+                    },
+                    &mut y,
+                    &scratch
+                ))
+            });
+            println!(
+                "  {rows:>6} x {columns:<5} {bits} bits, {m:>3} rows: {:>8.1} us, {:>6.1} GFLOP/s",
+                seconds * 1e6,
+                2.0 * (m * rows * columns) as f64 / seconds / 1e9
+            );
         }
     }
 }

@@ -5,11 +5,11 @@
 //! rows (prefill) blocks of queries meet blocks of keys through the register tile of `gemm`, with
 //! the running softmax of FlashAttention (Dao et al. 2022), so that scores never leave the cache.
 
+use crate::Isa;
 use crate::gemm::{Tile, rows_of_tiles};
 use crate::isa::dispatch;
 use crate::pool::Pool;
 use crate::simd::Simd;
-use crate::Isa;
 
 /// Operands of a step, all f32 and row-major.
 #[derive(Clone, Copy)]
@@ -65,7 +65,11 @@ impl Paged<'_> {
 
     /// First key that a row at `position` sees.
     fn first_key(&self, position: usize) -> usize {
-        if self.window == 0 { 0 } else { (position + 1).saturating_sub(self.window) }
+        if self.window == 0 {
+            0
+        } else {
+            (position + 1).saturating_sub(self.window)
+        }
     }
 
     /// Row of the pool that holds a key of a sequence.
@@ -78,7 +82,9 @@ impl Paged<'_> {
     /// Whether shapes fit and every index is inside: what the kernels rely on.
     pub fn is_valid(&self) -> bool {
         let rows = self.positions.len();
-        let (Some(last), Some(first)) = (self.row_starts.last(), self.row_starts.first()) else { return false };
+        let (Some(last), Some(first)) = (self.row_starts.last(), self.row_starts.first()) else {
+            return false;
+        };
         let pool_rows = self.keys.len() / (self.kv_heads * self.k_dim).max(1);
         let pages = pool_rows / self.page_size.max(1);
         let sizes = self.kv_heads > 0
@@ -93,8 +99,14 @@ impl Paged<'_> {
         let most = self.pages_per_sequence() * self.page_size;
         sizes
             && boundaries
-            && self.positions.iter().all(|p| usize::try_from(*p).is_ok_and(|p| p < most))
-            && self.page_table.iter().all(|p| usize::try_from(*p).is_ok_and(|p| p < pages))
+            && self
+                .positions
+                .iter()
+                .all(|p| usize::try_from(*p).is_ok_and(|p| p < most))
+            && self
+                .page_table
+                .iter()
+                .all(|p| usize::try_from(*p).is_ok_and(|p| p < pages))
     }
 }
 
@@ -147,7 +159,8 @@ unsafe fn axpy<S: Simd>(p: f32, x: *const f32, y: *mut f32, n: usize) {
         let mut i = 0;
         while i < n {
             let left = (n - i).min(S::LANES);
-            p.mul_add(S::load_first(x.add(i), left), S::load_first(y.add(i), left)).store_first(y.add(i), left);
+            p.mul_add(S::load_first(x.add(i), left), S::load_first(y.add(i), left))
+                .store_first(y.add(i), left);
             i += S::LANES;
         }
     }
@@ -179,21 +192,37 @@ unsafe fn exponentials<S: Simd>(scores: *mut f32, n: usize, best: f32) -> f32 {
 }
 
 fn capped(score: f32, softcap: f32) -> f32 {
-    if softcap > 0.0 { softcap * (score / softcap).tanh() } else { score }
+    if softcap > 0.0 {
+        softcap * (score / softcap).tanh()
+    } else {
+        score
+    }
 }
 
 /// One row with all query heads of a key-value head.
 #[inline(always)]
-unsafe fn one_row<S: Simd>(p: &Paged<'_>, sequence: usize, row: usize, kv_head: usize, out: *mut f32, s: &mut Scratch) {
+unsafe fn one_row<S: Simd>(
+    p: &Paged<'_>,
+    sequence: usize,
+    row: usize,
+    kv_head: usize,
+    out: *mut f32,
+    s: &mut Scratch,
+) {
     let position = p.positions[row] as usize;
     let (first, last) = (p.first_key(position), position + 1);
     let (n, group) = (last - first, p.group());
     s.scores.resize(group * n, 0.0);
     // SAFETY: `Paged::is_valid` holds, so that every key, value and row is inside its slice.
     unsafe {
-        let q = p.q.as_ptr().add((row * p.heads + kv_head * group) * p.k_dim);
+        let q =
+            p.q.as_ptr()
+                .add((row * p.heads + kv_head * group) * p.k_dim);
         for key in first..last {
-            let k = p.keys.as_ptr().add((p.pool_row(sequence, key) * p.kv_heads + kv_head) * p.k_dim);
+            let k = p
+                .keys
+                .as_ptr()
+                .add((p.pool_row(sequence, key) * p.kv_heads + kv_head) * p.k_dim);
             for g in 0..group {
                 let score = dot::<S>(q.add(g * p.k_dim), k, p.k_dim) * p.scale;
                 s.scores[g * n + key - first] = capped(score, p.softcap);
@@ -203,7 +232,10 @@ unsafe fn one_row<S: Simd>(p: &Paged<'_>, sequence: usize, row: usize, kv_head: 
         for g in 0..group {
             let scores = &mut s.scores[g * n..(g + 1) * n];
             let sink = p.sinks.get(kv_head * group + g).copied();
-            let best = scores.iter().copied().fold(sink.unwrap_or(f32::NEG_INFINITY), f32::max);
+            let best = scores
+                .iter()
+                .copied()
+                .fold(sink.unwrap_or(f32::NEG_INFINITY), f32::max);
             let mut total = exponentials::<S>(scores.as_mut_ptr(), n, best);
             total += sink.map_or(0.0, |sink| (sink - best).exp());
             let scale = total.recip();
@@ -211,9 +243,17 @@ unsafe fn one_row<S: Simd>(p: &Paged<'_>, sequence: usize, row: usize, kv_head: 
             core::slice::from_raw_parts_mut(out.add(g * p.v_dim), p.v_dim).fill(0.0);
         }
         for key in first..last {
-            let v = p.values.as_ptr().add((p.pool_row(sequence, key) * p.kv_heads + kv_head) * p.v_dim);
+            let v = p
+                .values
+                .as_ptr()
+                .add((p.pool_row(sequence, key) * p.kv_heads + kv_head) * p.v_dim);
             for g in 0..group {
-                axpy::<S>(s.scores[g * n + key - first], v, out.add(g * p.v_dim), p.v_dim);
+                axpy::<S>(
+                    s.scores[g * n + key - first],
+                    v,
+                    out.add(g * p.v_dim),
+                    p.v_dim,
+                );
             }
         }
     }
@@ -279,7 +319,10 @@ unsafe fn block<S: Simd>(p: &Paged<'_>, task: Task, out: *mut f32, s: &mut Scrat
                 let position = positions[query / group] as usize;
                 soften::<S>(p, s, query, position, key, n);
             }
-            let values = p.values.as_ptr().add((pool_row * p.kv_heads + task.kv_head) * p.v_dim);
+            let values = p
+                .values
+                .as_ptr()
+                .add((pool_row * p.kv_heads + task.kv_head) * p.v_dim);
             for at in (0..p.v_dim).step_by(width) {
                 let tile = Tile {
                     a: s.scores.as_ptr(),
@@ -301,7 +344,10 @@ unsafe fn block<S: Simd>(p: &Paged<'_>, task: Task, out: *mut f32, s: &mut Scrat
         let row = task.first_row + query / group;
         let to = (row * p.heads + task.kv_head * group + query % group) * p.v_dim;
         let scale = s.total[query].recip();
-        for (i, x) in s.accumulated[query * p.v_dim..(query + 1) * p.v_dim].iter().enumerate() {
+        for (i, x) in s.accumulated[query * p.v_dim..(query + 1) * p.v_dim]
+            .iter()
+            .enumerate()
+        {
             // SAFETY: `to + i` is inside `[T, heads, v_dim]`; no other task has this row and head.
             unsafe { *out.add(to + i) = x * scale };
         }
@@ -310,7 +356,14 @@ unsafe fn block<S: Simd>(p: &Paged<'_>, task: Task, out: *mut f32, s: &mut Scrat
 
 /// Scales, caps and masks a query's scores of one block and updates its running softmax.
 #[inline(always)]
-unsafe fn soften<S: Simd>(p: &Paged<'_>, s: &mut Scratch, query: usize, position: usize, key: usize, n: usize) {
+unsafe fn soften<S: Simd>(
+    p: &Paged<'_>,
+    s: &mut Scratch,
+    query: usize,
+    position: usize,
+    key: usize,
+    n: usize,
+) {
     let scores = &mut s.scores[query * BLOCK_KEYS..query * BLOCK_KEYS + n];
     let first = p.first_key(position).saturating_sub(key).min(n);
     let last = (position + 1).saturating_sub(key).min(n);
@@ -330,7 +383,11 @@ unsafe fn soften<S: Simd>(p: &Paged<'_>, s: &mut Scratch, query: usize, position
     scores[last..].fill(0.0);
     let old = s.best[query];
     if best > old {
-        let shrink = if old == f32::NEG_INFINITY { 0.0 } else { (old - best).exp() };
+        let shrink = if old == f32::NEG_INFINITY {
+            0.0
+        } else {
+            (old - best).exp()
+        };
         s.total[query] *= shrink;
         let accumulated = &mut s.accumulated[query * p.v_dim..(query + 1) * p.v_dim];
         accumulated.iter_mut().for_each(|x| *x *= shrink);
@@ -347,7 +404,14 @@ unsafe fn kernel<S: Simd>(p: &Paged<'_>, task: Task, out: *mut f32, scratch: &mu
             block::<S>(p, task, out, scratch);
         } else {
             for row in 0..task.rows {
-                one_row::<S>(p, task.sequence, task.first_row + row, task.kv_head, out, scratch);
+                one_row::<S>(
+                    p,
+                    task.sequence,
+                    task.first_row + row,
+                    task.kv_head,
+                    out,
+                    scratch,
+                );
             }
         }
     }
@@ -367,23 +431,41 @@ unsafe impl Sync for SendPtr {}
 /// # Panics
 /// When `p` is not valid or `out` or `scratch` is too short.
 #[must_use]
-pub fn paged(isa: Isa, pool: &mut Pool, p: &Paged<'_>, out: &mut [f32], scratch: &[std::sync::Mutex<Scratch>]) -> bool {
-    assert!(p.is_valid() && out.len() == p.positions.len() * p.heads * p.v_dim && scratch.len() >= pool.threads());
+pub fn paged(
+    isa: Isa,
+    pool: &mut Pool,
+    p: &Paged<'_>,
+    out: &mut [f32],
+    scratch: &[std::sync::Mutex<Scratch>],
+) -> bool {
+    assert!(
+        p.is_valid()
+            && out.len() == p.positions.len() * p.heads * p.v_dim
+            && scratch.len() >= pool.threads()
+    );
     let mut tasks = Vec::new();
     for (sequence, bounds) in p.row_starts.windows(2).enumerate() {
         let (start, end) = (bounds[0] as usize, bounds[1] as usize);
         for first_row in (start..end).step_by(BLOCK_ROWS) {
             let rows = BLOCK_ROWS.min(end - first_row);
-            tasks.extend((0..p.kv_heads).map(|kv_head| Task { sequence, first_row, rows, kv_head }));
+            tasks.extend((0..p.kv_heads).map(|kv_head| Task {
+                sequence,
+                first_row,
+                rows,
+                kv_head,
+            }));
         }
     }
     // Later blocks of a sequence see more keys: the long ones go first.
     tasks.reverse();
     let out = SendPtr(out.as_mut_ptr());
     let (out, tasks) = (&out, &tasks);
-    let work: usize = p.positions.iter().map(|p| *p as usize + 1).sum::<usize>() * p.heads * (p.k_dim + p.v_dim);
+    let work: usize =
+        p.positions.iter().map(|p| *p as usize + 1).sum::<usize>() * p.heads * (p.k_dim + p.v_dim);
     let one = |thread: usize, index: usize| {
-        let mut scratch = scratch[thread].lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let mut scratch = scratch[thread]
+            .lock()
+            .unwrap_or_else(std::sync::PoisonError::into_inner);
         // SAFETY: `isa` was detected; `p` is valid; tasks write disjoint parts of `out`.
         unsafe { run(isa, p, tasks[index], out.0, &mut scratch) };
     };
@@ -414,10 +496,24 @@ mod tests {
     const PAGE: usize = 4;
 
     /// Sequences of (cached keys, rows of this step), pages in shuffled order.
-    fn case(numbers: &mut Numbers, sequences: &[(usize, usize)], heads: usize, kv_heads: usize, k: usize, v: usize, sinks: bool) -> Case {
-        let width = sequences.iter().map(|(c, r)| (c + r).div_ceil(PAGE)).max().unwrap();
+    fn case(
+        numbers: &mut Numbers,
+        sequences: &[(usize, usize)],
+        heads: usize,
+        kv_heads: usize,
+        k: usize,
+        v: usize,
+        sinks: bool,
+    ) -> Case {
+        let width = sequences
+            .iter()
+            .map(|(c, r)| (c + r).div_ceil(PAGE))
+            .max()
+            .unwrap();
         let pages = sequences.len() * width + 1;
-        let page_table = (0..sequences.len() * width).map(|i| 1 + (i * 7 % (pages - 1)) as i32).collect::<Vec<_>>();
+        let page_table = (0..sequences.len() * width)
+            .map(|i| 1 + (i * 7 % (pages - 1)) as i32)
+            .collect::<Vec<_>>();
         let mut row_starts = vec![0u32];
         let mut positions = Vec::new();
         for (cached, rows) in sequences {
@@ -432,31 +528,63 @@ mod tests {
             positions,
             page_table,
             row_starts,
-            sinks: if sinks { numbers.floats(heads) } else { Vec::new() },
+            sinks: if sinks {
+                numbers.floats(heads)
+            } else {
+                Vec::new()
+            },
         }
     }
 
     fn reference(p: &Paged<'_>) -> Vec<f64> {
         let mut out = Vec::new();
         for row in 0..p.positions.len() {
-            let sequence = p.row_starts.windows(2).position(|w| (w[0]..w[1]).contains(&(row as u32))).unwrap();
+            let sequence = p
+                .row_starts
+                .windows(2)
+                .position(|w| (w[0]..w[1]).contains(&(row as u32)))
+                .unwrap();
             let position = p.positions[row] as usize;
             for head in 0..p.heads {
                 let kv = head / p.group();
-                let first = if p.window == 0 { 0 } else { (position + 1).saturating_sub(p.window) };
+                let first = if p.window == 0 {
+                    0
+                } else {
+                    (position + 1).saturating_sub(p.window)
+                };
                 let mut terms: Vec<(f64, usize)> = Vec::new();
                 for key in first..=position {
                     let at = p.pool_row(sequence, key) * p.kv_heads + kv;
                     let q = &p.q[(row * p.heads + head) * p.k_dim..][..p.k_dim];
-                    let dot: f64 = q.iter().zip(&p.keys[at * p.k_dim..]).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum();
+                    let dot: f64 = q
+                        .iter()
+                        .zip(&p.keys[at * p.k_dim..])
+                        .map(|(a, b)| f64::from(*a) * f64::from(*b))
+                        .sum();
                     let score = dot * f64::from(p.scale);
                     let cap = f64::from(p.softcap);
-                    terms.push((if cap > 0.0 { cap * (score / cap).tanh() } else { score }, at));
+                    terms.push((
+                        if cap > 0.0 {
+                            cap * (score / cap).tanh()
+                        } else {
+                            score
+                        },
+                        at,
+                    ));
                 }
-                let sink = p.sinks.get(head).map(|s| f64::from(*s).exp()).unwrap_or(0.0);
+                let sink = p
+                    .sinks
+                    .get(head)
+                    .map(|s| f64::from(*s).exp())
+                    .unwrap_or(0.0);
                 let total: f64 = terms.iter().map(|(s, _)| s.exp()).sum::<f64>() + sink;
                 for d in 0..p.v_dim {
-                    out.push(terms.iter().map(|(s, at)| s.exp() / total * f64::from(p.values[at * p.v_dim + d])).sum());
+                    out.push(
+                        terms
+                            .iter()
+                            .map(|(s, at)| s.exp() / total * f64::from(p.values[at * p.v_dim + d]))
+                            .sum(),
+                    );
                 }
             }
         }
@@ -468,12 +596,22 @@ mod tests {
         let mut numbers = Numbers(11);
         let mut pool = Pool::new(2).unwrap();
         let scratch: Vec<Mutex<Scratch>> = (0..2).map(|_| Mutex::default()).collect();
-        let steps: [&[(usize, usize)]; 5] =
-            [&[(0, 1)], &[(9, 1), (0, 1), (3, 1)], &[(0, 37)], &[(5, 20), (11, 1), (0, 3), (40, 4)], &[(70, 33), (0, 0), (2, 1)]];
+        let steps: [&[(usize, usize)]; 5] = [
+            &[(0, 1)],
+            &[(9, 1), (0, 1), (3, 1)],
+            &[(0, 37)],
+            &[(5, 20), (11, 1), (0, 3), (40, 4)],
+            &[(70, 33), (0, 0), (2, 1)],
+        ];
         for isa in Isa::ALL.into_iter().filter(|isa| isa.is_available()) {
             for sequences in steps {
                 for (heads, kv_heads, k, v) in [(4, 2, 16, 16), (3, 1, 24, 40), (2, 2, 64, 64)] {
-                    for (window, softcap, sinks) in [(0, 0.0, false), (5, 0.0, false), (0, 2.0, true), (3, 0.0, true)] {
+                    for (window, softcap, sinks) in [
+                        (0, 0.0, false),
+                        (5, 0.0, false),
+                        (0, 2.0, true),
+                        (3, 0.0, true),
+                    ] {
                         let c = case(&mut numbers, sequences, heads, kv_heads, k, v, sinks);
                         let p = Paged {
                             q: &c.q,
@@ -496,7 +634,11 @@ mod tests {
                         assert!(paged(isa, &mut pool, &p, &mut out, &scratch));
                         let want = reference(&p);
                         for (i, (got, want)) in out.iter().zip(&want).enumerate() {
-                            assert!((f64::from(*got) - want).abs() < 2e-5, "{} {sequences:?} {window} {softcap} at {i}: {got} {want}", isa.name());
+                            assert!(
+                                (f64::from(*got) - want).abs() < 2e-5,
+                                "{} {sequences:?} {window} {softcap} at {i}: {got} {want}",
+                                isa.name()
+                            );
                         }
                     }
                 }
@@ -526,10 +668,34 @@ mod tests {
             window: 0,
         };
         assert!(p.is_valid());
-        assert!(!Paged { positions: &[3, 999], ..p }.is_valid());
-        assert!(!Paged { positions: &[3, -1], ..p }.is_valid());
-        assert!(!Paged { page_table: &[1, 77], ..p }.is_valid());
-        assert!(!Paged { row_starts: &[0, 1], ..p }.is_valid());
+        assert!(
+            !Paged {
+                positions: &[3, 999],
+                ..p
+            }
+            .is_valid()
+        );
+        assert!(
+            !Paged {
+                positions: &[3, -1],
+                ..p
+            }
+            .is_valid()
+        );
+        assert!(
+            !Paged {
+                page_table: &[1, 77],
+                ..p
+            }
+            .is_valid()
+        );
+        assert!(
+            !Paged {
+                row_starts: &[0, 1],
+                ..p
+            }
+            .is_valid()
+        );
         assert!(!Paged { heads: 3, ..p }.is_valid());
     }
 }

@@ -1,9 +1,9 @@
 //! Products of few rows with a plain f32 weight: each weight is read once for all rows of `x`.
 
+use crate::Isa;
 use crate::isa::dispatch;
 use crate::pool::Pool;
 use crate::simd::Simd;
-use crate::Isa;
 
 /// Most rows of `x` that this path takes; beyond them `gemm` is faster.
 pub const MAX_ROWS: usize = 8;
@@ -28,7 +28,13 @@ unsafe fn rows_of<S: Simd, const R: usize, const M: usize>(job: &Job<'_>, row: u
         let mut k = 0;
         while k < columns {
             let left = (columns - k).min(S::LANES);
-            let load = |from: *const f32| if left == S::LANES { S::load(from) } else { S::load_first(from, left) };
+            let load = |from: *const f32| {
+                if left == S::LANES {
+                    S::load(from)
+                } else {
+                    S::load_first(from, left)
+                }
+            };
             let xs: [S; M] = core::array::from_fn(|m| load(x.add(m * columns + k)));
             for (r, acc) in acc.iter_mut().enumerate() {
                 let w = load(w.add((row + r) * columns + k));
@@ -92,13 +98,34 @@ unsafe impl Sync for SendPtr {}
 /// # Panics
 /// When shapes do not fit.
 #[must_use]
-pub fn matmul(isa: Isa, pool: &mut Pool, x: &[f32], w: &[f32], rows: usize, columns: usize, y: &mut [f32]) -> bool {
+pub fn matmul(
+    isa: Isa,
+    pool: &mut Pool,
+    x: &[f32],
+    w: &[f32],
+    rows: usize,
+    columns: usize,
+    y: &mut [f32],
+) -> bool {
     let m = x.len() / columns.max(1);
-    assert!((1..=MAX_ROWS).contains(&m) && x.len() == m * columns && w.len() == rows * columns && y.len() == m * rows);
+    assert!(
+        (1..=MAX_ROWS).contains(&m)
+            && x.len() == m * columns
+            && w.len() == rows * columns
+            && y.len() == m * rows
+    );
     let out = SendPtr(y.as_mut_ptr());
     let out = &out;
     pool.split(rows, 4, 20_000 / columns + 1, &|range| {
-        let job = Job { x, w, rows, columns, first: range.start, last: range.end, y: out.0 };
+        let job = Job {
+            x,
+            w,
+            rows,
+            columns,
+            first: range.start,
+            last: range.end,
+            y: out.0,
+        };
         // SAFETY: `isa` was detected; shapes were checked; ranges of threads are disjoint.
         unsafe { run(isa, job) };
     })
@@ -121,8 +148,14 @@ mod tests {
                     assert!(matmul(isa, &mut pool, &x, &w, rows, columns, &mut y));
                     for i in 0..m {
                         for j in 0..rows {
-                            let want: f64 = (0..columns).map(|k| f64::from(x[i * columns + k]) * f64::from(w[j * columns + k])).sum();
-                            assert!((f64::from(y[i * rows + j]) - want).abs() < 1e-5 * columns as f64);
+                            let want: f64 = (0..columns)
+                                .map(|k| {
+                                    f64::from(x[i * columns + k]) * f64::from(w[j * columns + k])
+                                })
+                                .sum();
+                            assert!(
+                                (f64::from(y[i * rows + j]) - want).abs() < 1e-5 * columns as f64
+                            );
                         }
                     }
                 }

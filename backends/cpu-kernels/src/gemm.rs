@@ -5,11 +5,11 @@
 //! panel of a transformer's K fits into the second-level cache). The cost of expanding is spread
 //! over the rows of `x`. Panels are handed out to threads one by one.
 
+use crate::Isa;
 use crate::isa::dispatch;
 use crate::pool::Pool;
 use crate::quantized::QuantizedMatrix;
 use crate::simd::Simd;
-use crate::Isa;
 
 /// A weight `[rows, columns]` of any storage.
 #[derive(Debug, Clone, Copy)]
@@ -99,10 +99,18 @@ unsafe fn tile<S: Simd, const M: usize, const FULL: bool>(t: &Tile) {
                 }
                 let to = row.add(half * S::LANES);
                 if n == S::LANES {
-                    let value = if t.accumulate { value.add(S::load(to)) } else { *value };
+                    let value = if t.accumulate {
+                        value.add(S::load(to))
+                    } else {
+                        *value
+                    };
                     value.store(to);
                 } else {
-                    let value = if t.accumulate { value.add(S::load_first(to, n)) } else { *value };
+                    let value = if t.accumulate {
+                        value.add(S::load_first(to, n))
+                    } else {
+                        *value
+                    };
                     value.store_first(to, n);
                 }
             }
@@ -117,7 +125,11 @@ pub(crate) unsafe fn rows_of_tiles<S: Simd>(t: Tile, m: usize) {
     while row < m {
         // SAFETY: rows `row..row + step` exist; the rest is the caller's business.
         unsafe {
-            let at = Tile { a: t.a.add(row * t.lda), c: t.c.add(row * t.ldc), ..t };
+            let at = Tile {
+                a: t.a.add(row * t.lda),
+                c: t.c.add(row * t.ldc),
+                ..t
+            };
             let full = t.n == 2 * S::LANES;
             macro_rules! sizes {
                 ($($size:literal),*) => {
@@ -150,8 +162,19 @@ pub struct Scratch {
 }
 
 /// Expands rows `first..first + n` of a weight into `scratch.panel`, `[columns, width]`.
-fn fill_panel(weight: &Weight<'_>, first: usize, n: usize, columns: usize, width: usize, scratch: &mut Scratch) {
-    let Scratch { rows, panel, factors } = scratch;
+fn fill_panel(
+    weight: &Weight<'_>,
+    first: usize,
+    n: usize,
+    columns: usize,
+    width: usize,
+    scratch: &mut Scratch,
+) {
+    let Scratch {
+        rows,
+        panel,
+        factors,
+    } = scratch;
     rows.resize(n * columns, 0.0);
     panel.resize(columns * width, 0.0);
     factors.resize(columns / 16, 0.0);
@@ -173,12 +196,37 @@ struct SendPtr(*mut f32);
 // SAFETY: threads write disjoint columns of the result.
 unsafe impl Sync for SendPtr {}
 
-/// `y[m, rows] = x[m, columns] @ w.T`. False when a kernel panicked.
+/// Operands of `y[m, rows] = x[m, columns] @ w.T`.
+#[derive(Debug, Clone, Copy)]
+pub struct Product<'a> {
+    /// `[m, columns]`.
+    pub x: &'a [f32],
+    /// `[rows, columns]`.
+    pub weight: Weight<'a>,
+    /// Rows of the weight, columns of the result.
+    pub rows: usize,
+    /// Columns of both.
+    pub columns: usize,
+}
+
+/// Computes a product into `y[m, rows]`. False when a kernel panicked.
 ///
 /// # Panics
 /// When a slice is shorter than its shape, or `scratch` has fewer entries than the pool threads.
 #[must_use]
-pub fn matmul(isa: Isa, pool: &mut Pool, x: &[f32], weight: Weight<'_>, rows: usize, columns: usize, y: &mut [f32], scratch: &[std::sync::Mutex<Scratch>]) -> bool {
+pub fn matmul(
+    isa: Isa,
+    pool: &mut Pool,
+    product: &Product<'_>,
+    y: &mut [f32],
+    scratch: &[std::sync::Mutex<Scratch>],
+) -> bool {
+    let Product {
+        x,
+        weight,
+        rows,
+        columns,
+    } = *product;
     let m = x.len() / columns.max(1);
     assert!(x.len() == m * columns && y.len() == m * rows && scratch.len() >= pool.threads());
     let width = panel_width(isa);
@@ -187,7 +235,9 @@ pub fn matmul(isa: Isa, pool: &mut Pool, x: &[f32], weight: Weight<'_>, rows: us
     pool.share(rows.div_ceil(width), &|thread, index| {
         let first = index * width;
         let n = width.min(rows - first);
-        let mut scratch = scratch[thread].lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let mut scratch = scratch[thread]
+            .lock()
+            .unwrap_or_else(std::sync::PoisonError::into_inner);
         fill_panel(&weight, first, n, columns, width, &mut scratch);
         let tile = Tile {
             a: x.as_ptr(),
@@ -219,18 +269,42 @@ mod tests {
         let scratch: Vec<Mutex<Scratch>> = (0..2).map(|_| Mutex::default()).collect();
         let mut pool = Pool::new(2).unwrap();
         for isa in Isa::ALL.into_iter().filter(|isa| isa.is_available()) {
-            for (m, rows, columns, bits) in [(1, 1, 32, 4), (5, 17, 64, 4), (13, 33, 96, 8), (29, 70, 128, 3), (3, 5, 32, 6)] {
+            for (m, rows, columns, bits) in [
+                (1, 1, 32, 4),
+                (5, 17, 64, 4),
+                (13, 33, 96, 8),
+                (29, 70, 128, 3),
+                (3, 5, 32, 6),
+            ] {
                 let parts = parts(&mut numbers, rows, columns, bits, 32);
                 let weight = Weight::Quantized(parts.matrix(rows, columns, bits, 32));
                 let x = numbers.floats(m * columns);
                 let mut y = vec![f32::NAN; m * rows];
-                assert!(matmul(isa, &mut pool, &x, weight, rows, columns, &mut y, &scratch));
+                assert!(matmul(
+                    isa,
+                    &mut pool,
+                    &Product {
+                        x: &x,
+                        weight: weight,
+                        rows: rows,
+                        columns: columns
+                    },
+                    &mut y,
+                    &scratch
+                ));
                 for i in 0..m {
                     for j in 0..rows {
-                        let terms = (0..columns).map(|k| f64::from(x[i * columns + k]) * parts.element(j, k, columns, bits, 32));
-                        let (want, scale) = terms.fold((0.0, 0.0f64), |(s, a), t| (s + t, a + t.abs()));
+                        let terms = (0..columns).map(|k| {
+                            f64::from(x[i * columns + k]) * parts.element(j, k, columns, bits, 32)
+                        });
+                        let (want, scale) =
+                            terms.fold((0.0, 0.0f64), |(s, a), t| (s + t, a + t.abs()));
                         let got = f64::from(y[i * rows + j]);
-                        assert!((got - want).abs() <= 1e-5 * scale, "{} {m}x{rows}x{columns}: {got} {want}", isa.name());
+                        assert!(
+                            (got - want).abs() <= 1e-5 * scale,
+                            "{} {m}x{rows}x{columns}: {got} {want}",
+                            isa.name()
+                        );
                     }
                 }
             }
@@ -243,15 +317,36 @@ mod tests {
         let scratch = [Mutex::default()];
         let mut pool = Pool::new(1).unwrap();
         let (m, rows, columns) = (4, 19, 40);
-        let w: Vec<f32> = numbers.floats(rows * columns).iter().map(|w| (w * 64.0).round() / 64.0).collect();
-        let f16: Vec<u16> = w.iter().map(|w| half::f16::from_f32(*w).to_bits()).collect();
-        let bf16: Vec<u16> = w.iter().map(|w| half::bf16::from_f32(*w).to_bits()).collect();
+        let w: Vec<f32> = numbers
+            .floats(rows * columns)
+            .iter()
+            .map(|w| (w * 64.0).round() / 64.0)
+            .collect();
+        let f16: Vec<u16> = w
+            .iter()
+            .map(|w| half::f16::from_f32(*w).to_bits())
+            .collect();
+        let bf16: Vec<u16> = w
+            .iter()
+            .map(|w| half::bf16::from_f32(*w).to_bits())
+            .collect();
         let x = numbers.floats(m * columns);
         let results: Vec<Vec<f32>> = [Weight::F32(&w), Weight::F16(&f16), Weight::Bf16(&bf16)]
             .into_iter()
             .map(|weight| {
                 let mut y = vec![0.0; m * rows];
-                assert!(matmul(Isa::best(), &mut pool, &x, weight, rows, columns, &mut y, &scratch));
+                assert!(matmul(
+                    Isa::best(),
+                    &mut pool,
+                    &Product {
+                        x: &x,
+                        weight: weight,
+                        rows: rows,
+                        columns: columns
+                    },
+                    &mut y,
+                    &scratch
+                ));
                 y
             })
             .collect();
@@ -266,7 +361,18 @@ mod tests {
         let mut x = vec![1.0f32; 3 * 32];
         (x[5], x[32 + 7]) = (f32::NAN, f32::INFINITY);
         let mut y = vec![0.0; 3 * 20];
-        assert!(matmul(Isa::best(), &mut pool, &x, Weight::F32(&w), 20, 32, &mut y, &[Mutex::default()]));
+        assert!(matmul(
+            Isa::best(),
+            &mut pool,
+            &Product {
+                x: &x,
+                weight: Weight::F32(&w),
+                rows: 20,
+                columns: 32
+            },
+            &mut y,
+            &[Mutex::default()]
+        ));
         assert!(y[..20].iter().all(|v| v.is_nan()));
         assert!(y[20..40].iter().all(|v| *v == f32::INFINITY));
         assert!(y[40..].iter().all(|v| *v == 32.0));

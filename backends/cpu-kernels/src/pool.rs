@@ -79,7 +79,9 @@ impl Pool {
         }
         let shared = &*self.shared;
         // SAFETY: only the lifetime is erased; the wait below outlasts every use.
-        let pointer = JobPointer(unsafe { core::mem::transmute::<*const (dyn Fn(usize) + Sync + '_), *const Job>(job) });
+        let pointer = JobPointer(unsafe {
+            core::mem::transmute::<*const (dyn Fn(usize) + Sync + '_), *const Job>(job)
+        });
         *shared.job.lock().unwrap_or_else(PoisonError::into_inner) = Some(pointer);
         shared.panicked.store(false, Ordering::Relaxed);
         shared.running.store(self.workers.len(), Ordering::Relaxed);
@@ -92,7 +94,7 @@ impl Pool {
         let mut rounds = 0usize;
         while shared.running.load(Ordering::Acquire) > 0 {
             rounds += 1;
-            if rounds % 4096 == 0 {
+            if rounds.is_multiple_of(4096) {
                 std::thread::yield_now();
             }
             core::hint::spin_loop();
@@ -103,7 +105,13 @@ impl Pool {
     /// Splits `[0, items)` over the threads in ranges whose starts are multiples of `step`, and
     /// calls `job(range)` on each. Small loads run on the caller's thread alone.
     #[must_use]
-    pub fn split(&mut self, items: usize, step: usize, serial_below: usize, job: &(dyn Fn(core::ops::Range<usize>) + Sync)) -> bool {
+    pub fn split(
+        &mut self,
+        items: usize,
+        step: usize,
+        serial_below: usize,
+        job: &(dyn Fn(core::ops::Range<usize>) + Sync),
+    ) -> bool {
         let threads = self.threads();
         if threads == 1 || items < serial_below {
             return catch_unwind(AssertUnwindSafe(|| job(0..items))).is_ok();
@@ -131,7 +139,11 @@ impl Pool {
                 job(thread, chunk);
             }
         };
-        if chunks <= 1 { catch_unwind(AssertUnwindSafe(|| body(0))).is_ok() } else { self.run(&body) }
+        if chunks <= 1 {
+            catch_unwind(AssertUnwindSafe(|| body(0))).is_ok()
+        } else {
+            self.run(&body)
+        }
     }
 }
 
@@ -140,7 +152,11 @@ impl Drop for Pool {
         self.shared.stop.store(true, Ordering::SeqCst);
         self.shared.epoch.fetch_add(1, Ordering::SeqCst);
         {
-            let _gate = self.shared.gate.lock().unwrap_or_else(PoisonError::into_inner);
+            let _gate = self
+                .shared
+                .gate
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner);
             self.shared.wake.notify_all();
         }
         for worker in self.workers.drain(..) {
@@ -185,7 +201,10 @@ fn wait(shared: &Shared, seen: usize) -> usize {
         if epoch != seen {
             break epoch;
         }
-        gate = shared.wake.wait(gate).unwrap_or_else(PoisonError::into_inner);
+        gate = shared
+            .wake
+            .wait(gate)
+            .unwrap_or_else(PoisonError::into_inner);
     };
     shared.sleepers.fetch_sub(1, Ordering::SeqCst);
     epoch

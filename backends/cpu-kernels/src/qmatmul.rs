@@ -6,11 +6,11 @@
 //! bytes are converted in order. Biases enter through the sums of `x` over each group:
 //! `y = sum_g scale_g * sum(q x) + bias_g * sum(x)`.
 
+use crate::Isa;
 use crate::isa::dispatch;
 use crate::pool::Pool;
 use crate::quantized::QuantizedMatrix;
 use crate::simd::Simd;
-use crate::Isa;
 
 /// Most rows of `x` that this path takes; beyond them `gemm` is faster.
 pub const MAX_ROWS: usize = 8;
@@ -42,7 +42,8 @@ impl Prepared {
         let lanes = lanes(isa);
         self.m = x.len() / columns;
         self.sums.clear();
-        self.sums.extend(x.chunks_exact(group).map(|g| g.iter().sum::<f32>()));
+        self.sums
+            .extend(x.chunks_exact(group).map(|g| g.iter().sum::<f32>()));
         self.x.clear();
         if bits != 4 {
             self.padded = columns;
@@ -52,7 +53,10 @@ impl Prepared {
         let block = 8 * lanes;
         self.padded = columns.next_multiple_of(block);
         self.x.resize(self.m * self.padded, 0.0);
-        for (row, out) in x.chunks_exact(columns).zip(self.x.chunks_exact_mut(self.padded)) {
+        for (row, out) in x
+            .chunks_exact(columns)
+            .zip(self.x.chunks_exact_mut(self.padded))
+        {
             for (x, out) in row.chunks(block).zip(out.chunks_exact_mut(block)) {
                 for (i, x) in x.iter().enumerate() {
                     out[(i % 8) * lanes + i / 8] = *x;
@@ -74,7 +78,12 @@ struct Job<'a> {
 
 /// Dot products of `R` weight rows with `M` rows of `x`, 4 bits.
 #[inline(always)]
-unsafe fn rows4<S: Simd, const R: usize, const M: usize>(job: &Job<'_>, row: usize, scales: &[f32], stride: usize) -> [[f32; M]; R] {
+unsafe fn rows4<S: Simd, const R: usize, const M: usize>(
+    job: &Job<'_>,
+    row: usize,
+    scales: &[f32],
+    stride: usize,
+) -> [[f32; M]; R] {
     let (w, x) = (job.w, job.x);
     let block = 8 * S::LANES;
     let per_block = (block / w.group()).max(1);
@@ -89,7 +98,11 @@ unsafe fn rows4<S: Simd, const R: usize, const M: usize>(job: &Job<'_>, row: usi
             let left = n_words - at;
             let packed: [S; R] = core::array::from_fn(|r| {
                 let from = words[r].as_ptr().add(at);
-                if left >= S::LANES { S::load_words(from) } else { S::load_first(from.cast(), left) }
+                if left >= S::LANES {
+                    S::load_words(from)
+                } else {
+                    S::load_first(from.cast(), left)
+                }
             });
             let mut part = [[S::zero(); M]; R];
             macro_rules! nibbles {
@@ -119,7 +132,12 @@ unsafe fn rows4<S: Simd, const R: usize, const M: usize>(job: &Job<'_>, row: usi
 
 /// The same for 8 bits.
 #[inline(always)]
-unsafe fn rows8<S: Simd, const R: usize, const M: usize>(job: &Job<'_>, row: usize, scales: &[f32], stride: usize) -> [[f32; M]; R] {
+unsafe fn rows8<S: Simd, const R: usize, const M: usize>(
+    job: &Job<'_>,
+    row: usize,
+    scales: &[f32],
+    stride: usize,
+) -> [[f32; M]; R] {
     let (w, x) = (job.w, job.x);
     let bytes: [*const u8; R] = core::array::from_fn(|r| w.row_words(row + r).as_ptr().cast());
     // SAFETY: groups are multiples of 32 elements, hence of every vector's lanes.
@@ -129,7 +147,8 @@ unsafe fn rows8<S: Simd, const R: usize, const M: usize>(job: &Job<'_>, row: usi
             let first = group * w.group();
             let mut part = [[S::zero(); M]; R];
             for at in (first..first + w.group()).step_by(S::LANES) {
-                let xs: [S; M] = core::array::from_fn(|m| S::load(x.x.as_ptr().add(m * x.padded + at)));
+                let xs: [S; M] =
+                    core::array::from_fn(|m| S::load(x.x.as_ptr().add(m * x.padded + at)));
                 for r in 0..R {
                     let q = S::load_u8(bytes[r].add(at));
                     for m in 0..M {
@@ -152,16 +171,17 @@ unsafe fn rows8<S: Simd, const R: usize, const M: usize>(job: &Job<'_>, row: usi
 #[inline(always)]
 unsafe fn dot<S: Simd>(a: &[f32], b: &[f32]) -> f32 {
     let n = a.len().min(b.len());
-    let mut acc = unsafe { S::zero() };
-    let mut i = 0;
-    // SAFETY: loads stay below n.
+    // SAFETY: the caller upholds the trait's contract, and loads stay below n.
     unsafe {
+        let mut acc = S::zero();
+        let mut i = 0;
         while i + S::LANES <= n {
             acc = S::load(a.as_ptr().add(i)).mul_add(S::load(b.as_ptr().add(i)), acc);
             i += S::LANES;
         }
         if i < n {
-            acc = S::load_first(a.as_ptr().add(i), n - i).mul_add(S::load_first(b.as_ptr().add(i), n - i), acc);
+            acc = S::load_first(a.as_ptr().add(i), n - i)
+                .mul_add(S::load_first(b.as_ptr().add(i), n - i), acc);
         }
         acc.sum()
     }
@@ -178,18 +198,27 @@ unsafe fn share_of<S: Simd, const M: usize>(job: &Job<'_>) {
     while row < job.last {
         let quad = (job.last - row).min(QUAD);
         for r in 0..quad {
-            job.w.row_scales(row + r, &mut scales[r * stride..r * stride + groups]);
+            job.w
+                .row_scales(row + r, &mut scales[r * stride..r * stride + groups]);
         }
         let mut sums = [[0.0f32; M]; QUAD];
         // SAFETY: rows `row..row + quad` exist; the kernels' own conditions hold for a checked matrix.
         unsafe {
             let four = job.w.bits() == 4;
             if quad == QUAD {
-                sums = if four { rows4::<S, QUAD, M>(job, row, &scales, stride) } else { rows8::<S, QUAD, M>(job, row, &scales, stride) };
+                sums = if four {
+                    rows4::<S, QUAD, M>(job, row, &scales, stride)
+                } else {
+                    rows8::<S, QUAD, M>(job, row, &scales, stride)
+                };
             } else {
                 for r in 0..quad {
                     let at = &scales[r * stride..];
-                    let one = if four { rows4::<S, 1, M>(job, row + r, at, stride) } else { rows8::<S, 1, M>(job, row + r, at, stride) };
+                    let one = if four {
+                        rows4::<S, 1, M>(job, row + r, at, stride)
+                    } else {
+                        rows8::<S, 1, M>(job, row + r, at, stride)
+                    };
                     sums[r] = one[0];
                 }
             }
@@ -241,7 +270,14 @@ pub fn takes(m: usize, bits: usize) -> bool {
 /// # Panics
 /// When shapes do not fit or the form is not one that [`takes`] says.
 #[must_use]
-pub fn matmul(isa: Isa, pool: &mut Pool, x: &[f32], w: &QuantizedMatrix<'_>, y: &mut [f32], prepared: &mut Prepared) -> bool {
+pub fn matmul(
+    isa: Isa,
+    pool: &mut Pool,
+    x: &[f32],
+    w: &QuantizedMatrix<'_>,
+    y: &mut [f32],
+    prepared: &mut Prepared,
+) -> bool {
     let m = x.len() / w.columns();
     assert!(takes(m, w.bits()) && x.len() == m * w.columns() && y.len() == m * w.rows());
     prepared.fill(isa, x, w.columns(), w.bits(), w.group());
@@ -250,7 +286,13 @@ pub fn matmul(isa: Isa, pool: &mut Pool, x: &[f32], w: &QuantizedMatrix<'_>, y: 
     // Below some tens of thousands of weights waking the others costs more than the work.
     let serial_below = 40_000 / w.columns() + 1;
     pool.split(w.rows(), QUAD, serial_below, &|range| {
-        let job = Job { w, x: prepared, first: range.start, last: range.end, y: out.0 };
+        let job = Job {
+            w,
+            x: prepared,
+            first: range.start,
+            last: range.end,
+            y: out.0,
+        };
         // SAFETY: `isa` was detected; shapes were checked; ranges of threads are disjoint.
         unsafe { run(isa, job) };
     })
@@ -268,9 +310,14 @@ mod tests {
         let mut prepared = Prepared::default();
         for isa in Isa::ALL.into_iter().filter(|isa| isa.is_available()) {
             for m in 1..=MAX_ROWS {
-                for (rows, columns, bits, group) in
-                    [(9, 32, 4, 32), (6, 576, 4, 32), (5, 192, 4, 64), (4, 384, 4, 128), (7, 96, 8, 32), (3, 256, 8, 128)]
-                {
+                for (rows, columns, bits, group) in [
+                    (9, 32, 4, 32),
+                    (6, 576, 4, 32),
+                    (5, 192, 4, 64),
+                    (4, 384, 4, 128),
+                    (7, 96, 8, 32),
+                    (3, 256, 8, 128),
+                ] {
                     let parts = parts(&mut numbers, rows, columns, bits, group);
                     let w = parts.matrix(rows, columns, bits, group);
                     let x = numbers.floats(m * columns);
@@ -278,12 +325,22 @@ mod tests {
                     assert!(matmul(isa, &mut pool, &x, &w, &mut y, &mut prepared));
                     for i in 0..m {
                         for j in 0..rows {
-                            let terms = (0..columns).map(|k| f64::from(x[i * columns + k]) * parts.element(j, k, columns, bits, group));
+                            let terms = (0..columns).map(|k| {
+                                f64::from(x[i * columns + k])
+                                    * parts.element(j, k, columns, bits, group)
+                            });
                             let want: f64 = terms.sum();
                             // Scale and bias are split apart, so the error is relative to their sums.
-                            let size: f64 = (0..columns).map(|k| f64::from(x[i * columns + k]).abs()).sum::<f64>() * f64::from(1u32 << bits);
+                            let size: f64 = (0..columns)
+                                .map(|k| f64::from(x[i * columns + k]).abs())
+                                .sum::<f64>()
+                                * f64::from(1u32 << bits);
                             let got = f64::from(y[i * rows + j]);
-                            assert!((got - want).abs() <= 2e-6 * size, "{} {m} {rows}x{columns} {bits}/{group}: {got} {want}", isa.name());
+                            assert!(
+                                (got - want).abs() <= 2e-6 * size,
+                                "{} {m} {rows}x{columns} {bits}/{group}: {got} {want}",
+                                isa.name()
+                            );
                         }
                     }
                 }

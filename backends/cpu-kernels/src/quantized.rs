@@ -80,7 +80,15 @@ impl<'a> QuantizedMatrix<'a> {
             && words.len() == rows.checked_mul(columns)?.checked_mul(bits)? / 32
             && scales.len() == rows * columns / group
             && biases.len() == scales.len();
-        fits.then_some(Self { words, scales, biases, rows, columns, bits, group })
+        fits.then_some(Self {
+            words,
+            scales,
+            biases,
+            rows,
+            columns,
+            bits,
+            group,
+        })
     }
 
     /// Rows.
@@ -132,7 +140,9 @@ impl<'a> QuantizedMatrix<'a> {
         self.row_biases(row, biases);
         let words = self.row_words(row);
         let words_per_group = self.group * self.bits / 32;
-        let parts = out.chunks_exact_mut(self.group).zip(words.chunks_exact(words_per_group));
+        let parts = out
+            .chunks_exact_mut(self.group)
+            .zip(words.chunks_exact(words_per_group));
         for ((out, words), (scale, bias)) in parts.zip(scales.iter().zip(&*biases)) {
             expand_group(words, self.bits, *scale, *bias, out);
         }
@@ -177,7 +187,10 @@ pub(crate) mod testing {
 
     impl Numbers {
         pub(crate) fn next(&mut self) -> u32 {
-            self.0 = self.0.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+            self.0 = self
+                .0
+                .wrapping_mul(6364136223846793005)
+                .wrapping_add(1442695040888963407);
             (self.0 >> 33) as u32
         }
 
@@ -198,25 +211,48 @@ pub(crate) mod testing {
         pub biases: Vec<f32>,
     }
 
-    pub(crate) fn parts(numbers: &mut Numbers, rows: usize, columns: usize, bits: usize, group: usize) -> Parts {
+    pub(crate) fn parts(
+        numbers: &mut Numbers,
+        rows: usize,
+        columns: usize,
+        bits: usize,
+        group: usize,
+    ) -> Parts {
         let groups = rows * columns / group;
         Parts {
-            words: (0..rows * columns * bits / 32).map(|_| numbers.next() ^ (numbers.next() << 11)).collect(),
+            words: (0..rows * columns * bits / 32)
+                .map(|_| numbers.next() ^ (numbers.next() << 11))
+                .collect(),
             scales: numbers.floats(groups),
             biases: numbers.floats(groups),
         }
     }
 
     impl Parts {
-        pub(crate) fn matrix(&self, rows: usize, columns: usize, bits: usize, group: usize) -> QuantizedMatrix<'_> {
+        pub(crate) fn matrix(
+            &self,
+            rows: usize,
+            columns: usize,
+            bits: usize,
+            group: usize,
+        ) -> QuantizedMatrix<'_> {
             let (scales, biases) = (Scales::F32(&self.scales), Scales::F32(&self.biases));
             QuantizedMatrix::new(&self.words, scales, biases, rows, columns, bits, group).unwrap()
         }
 
         /// The definition, bit by bit, in f64.
-        pub(crate) fn element(&self, row: usize, column: usize, columns: usize, bits: usize, group: usize) -> f64 {
+        pub(crate) fn element(
+            &self,
+            row: usize,
+            column: usize,
+            columns: usize,
+            bits: usize,
+            group: usize,
+        ) -> f64 {
             let first = row * columns * bits + column * bits;
-            let q: u32 = (0..bits).map(|b| ((self.words[(first + b) / 32] >> ((first + b) % 32)) & 1) << b).sum();
+            let q: u32 = (0..bits)
+                .map(|b| ((self.words[(first + b) / 32] >> ((first + b) % 32)) & 1) << b)
+                .sum();
             let g = (row * columns + column) / group;
             f64::from(q) * f64::from(self.scales[g]) + f64::from(self.biases[g])
         }
@@ -241,7 +277,10 @@ mod tests {
                     matrix.expand_row(row, &mut factors, &mut out);
                     for (column, x) in out.iter().enumerate() {
                         let want = parts.element(row, column, columns, bits, group);
-                        assert!((f64::from(*x) - want).abs() < 1e-4 * want.abs().max(1.0), "{bits} {group}");
+                        assert!(
+                            (f64::from(*x) - want).abs() < 1e-4 * want.abs().max(1.0),
+                            "{bits} {group}"
+                        );
                     }
                 }
             }
@@ -253,15 +292,28 @@ mod tests {
         let (words, scales) = (vec![0u32; 8], vec![0f32; 2]);
         let s = Scales::F32(&scales);
         assert!(QuantizedMatrix::new(&words, s, s, 2, 32, 4, 32).is_some());
-        for (rows, columns, bits, group) in [(3, 32, 4, 32), (2, 32, 8, 32), (2, 48, 4, 32), (2, 32, 7, 32), (2, 32, 4, 16), (2, 0, 4, 32)] {
+        for (rows, columns, bits, group) in [
+            (3, 32, 4, 32),
+            (2, 32, 8, 32),
+            (2, 48, 4, 32),
+            (2, 32, 7, 32),
+            (2, 32, 4, 16),
+            (2, 0, 4, 32),
+        ] {
             assert!(QuantizedMatrix::new(&words, s, s, rows, columns, bits, group).is_none());
         }
     }
 
     #[test]
     fn half_scales_are_read_exactly() {
-        let f16 = [half::f16::from_f32(1.5).to_bits(), half::f16::from_f32(-0.25).to_bits()];
-        let bf16 = [half::bf16::from_f32(1.5).to_bits(), half::bf16::from_f32(-0.25).to_bits()];
+        let f16 = [
+            half::f16::from_f32(1.5).to_bits(),
+            half::f16::from_f32(-0.25).to_bits(),
+        ];
+        let bf16 = [
+            half::bf16::from_f32(1.5).to_bits(),
+            half::bf16::from_f32(-0.25).to_bits(),
+        ];
         for scales in [Scales::F16(&f16), Scales::Bf16(&bf16)] {
             let mut out = [0.0; 1];
             scales.read(1, &mut out);

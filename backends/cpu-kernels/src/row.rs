@@ -36,7 +36,8 @@ unsafe fn map2<S: Simd>(p: Pairwise, f: impl Fn(S, S) -> S) {
         }
         if i < p.n {
             let n = p.n - i;
-            f(S::load_first(p.a.add(i), n), S::load_first(p.b.add(i), n)).store_first(p.out.add(i), n);
+            f(S::load_first(p.a.add(i), n), S::load_first(p.b.add(i), n))
+                .store_first(p.out.add(i), n);
         }
     }
 }
@@ -74,7 +75,9 @@ unsafe fn gated_kernel<S: Simd>(p: Pairwise, gate: Gate) {
             Gate::GeluTanh => map2::<S>(p, |g, u| {
                 // x * (1 + tanh(z)) / 2 = x * sigmoid(2 z), z = sqrt(2 / pi) (x + 0.044715 x^3)
                 let cube = g.mul(g).mul(g);
-                let z2 = cube.mul_add(S::splat(0.044_715), g).mul(S::splat(1.595_769_1));
+                let z2 = cube
+                    .mul_add(S::splat(0.044_715), g)
+                    .mul(S::splat(1.595_769));
                 g.mul(sigmoid(z2)).mul(u)
             }),
         }
@@ -93,7 +96,12 @@ dispatch! {
 
 fn pairwise(a: &[f32], b: &[f32], out: &mut [f32]) -> Pairwise {
     assert!(a.len() == out.len() && b.len() == out.len());
-    Pairwise { a: a.as_ptr(), b: b.as_ptr(), out: out.as_mut_ptr(), n: out.len() }
+    Pairwise {
+        a: a.as_ptr(),
+        b: b.as_ptr(),
+        out: out.as_mut_ptr(),
+        n: out.len(),
+    }
 }
 
 /// `a + b`.
@@ -176,12 +184,35 @@ dispatch! {
 ///
 /// # Panics
 /// When lengths do not fit.
-pub fn rms_norm(isa: crate::Isa, x: &[f32], weight: Option<&[f32]>, eps: f32, width: usize, out: &mut [f32]) {
-    assert!(x.len() == out.len() && x.len().is_multiple_of(width.max(1)) && weight.is_none_or(|w| w.len() == width));
+pub fn rms_norm(
+    isa: crate::Isa,
+    x: &[f32],
+    weight: Option<&[f32]>,
+    eps: f32,
+    width: usize,
+    out: &mut [f32],
+) {
+    assert!(
+        x.len() == out.len()
+            && x.len().is_multiple_of(width.max(1))
+            && weight.is_none_or(|w| w.len() == width)
+    );
     let rows = x.len() / width.max(1);
     let weight = weight.map_or(core::ptr::null(), <[f32]>::as_ptr);
     // SAFETY: `isa` was detected, lengths were checked.
-    unsafe { run_rms(isa, Norm { x: x.as_ptr(), weight, out: out.as_mut_ptr(), rows, width, eps }) }
+    unsafe {
+        run_rms(
+            isa,
+            Norm {
+                x: x.as_ptr(),
+                weight,
+                out: out.as_mut_ptr(),
+                rows,
+                width,
+                eps,
+            },
+        )
+    }
 }
 
 /// Cosines and sines of a step's positions, `[rows, dims / 2]` each.
@@ -221,17 +252,31 @@ impl RopeTable {
 ///
 /// # Panics
 /// When lengths do not fit.
-pub fn rope(table: &RopeTable, first: usize, x: &[f32], heads: usize, width: usize, interleaved: bool, out: &mut [f32]) {
+pub fn rope(
+    table: &RopeTable,
+    first: usize,
+    x: &[f32],
+    heads: usize,
+    width: usize,
+    interleaved: bool,
+    out: &mut [f32],
+) {
     let half = table.periods.len();
     assert!(x.len() == out.len() && 2 * half <= width);
-    let rows = x.chunks_exact(heads * width).zip(out.chunks_exact_mut(heads * width));
+    let rows = x
+        .chunks_exact(heads * width)
+        .zip(out.chunks_exact_mut(heads * width));
     for (row, (x, out)) in rows.enumerate() {
         let at = (first + row) * half;
         let (cos, sin) = (&table.cos[at..at + half], &table.sin[at..at + half]);
         for (x, out) in x.chunks_exact(width).zip(out.chunks_exact_mut(width)) {
             out[2 * half..].copy_from_slice(&x[2 * half..]);
             if interleaved {
-                for ((x, out), (c, s)) in x.chunks_exact(2).zip(out.chunks_exact_mut(2)).zip(cos.iter().zip(sin)) {
+                for ((x, out), (c, s)) in x
+                    .chunks_exact(2)
+                    .zip(out.chunks_exact_mut(2))
+                    .zip(cos.iter().zip(sin))
+                {
                     out[0] = x[0] * c - x[1] * s;
                     out[1] = x[0] * s + x[1] * c;
                 }
@@ -254,7 +299,10 @@ mod tests {
     use crate::quantized::testing::Numbers;
 
     fn close(got: f32, want: f64, tolerance: f64) {
-        assert!((f64::from(got) - want).abs() <= tolerance * want.abs().max(1.0), "{got} {want}");
+        assert!(
+            (f64::from(got) - want).abs() <= tolerance * want.abs().max(1.0),
+            "{got} {want}"
+        );
     }
 
     #[test]
@@ -278,7 +326,10 @@ mod tests {
                             Gate::Silu => x * sigmoid,
                             Gate::Sigmoid => sigmoid,
                             Gate::Relu => x.max(0.0),
-                            Gate::GeluTanh => 0.5 * x * (1.0 + (0.797_884_560_8 * (x + 0.044715 * x.powi(3))).tanh()),
+                            Gate::GeluTanh => {
+                                0.5 * x
+                                    * (1.0 + (0.797_884_560_8 * (x + 0.044715 * x.powi(3))).tanh())
+                            }
                         };
                         close(out[i], f * f64::from(b[i]), 2e-6);
                     }
@@ -290,12 +341,27 @@ mod tests {
     #[test]
     fn extremes_behave_as_the_functions_do() {
         for isa in Isa::ALL.into_iter().filter(|isa| isa.is_available()) {
-            let x = [f32::NEG_INFINITY, -1e30, -100.0, 100.0, 1e30, f32::INFINITY, f32::NAN];
+            let x = [
+                f32::NEG_INFINITY,
+                -1e30,
+                -100.0,
+                100.0,
+                1e30,
+                f32::INFINITY,
+                f32::NAN,
+            ];
             let mut out = [0.0f32; 7];
             gated(isa, Gate::Sigmoid, &x, &[1.0; 7], &mut out);
-            assert!(out[..3].iter().all(|y| y.abs() < 1e-37) && out[3..6].iter().all(|y| *y == 1.0), "{out:?}");
+            assert!(
+                out[..3].iter().all(|y| y.abs() < 1e-37) && out[3..6].iter().all(|y| *y == 1.0),
+                "{out:?}"
+            );
             gated(isa, Gate::Silu, &x, &[1.0; 7], &mut out);
-            assert!(out[3] == 100.0 && out[4] == 1e30 && out[6].is_nan(), "{} {out:?}", isa.name());
+            assert!(
+                out[3] == 100.0 && out[4] == 1e30 && out[6].is_nan(),
+                "{} {out:?}",
+                isa.name()
+            );
         }
     }
 
@@ -309,10 +375,17 @@ mod tests {
                 rms_norm(isa, &x, Some(&w), 1e-5, width, &mut out);
                 for row in 0..3 {
                     let row = &x[row * width..(row + 1) * width];
-                    let mean = row.iter().map(|x| f64::from(*x).powi(2)).sum::<f64>() / width as f64;
+                    let mean =
+                        row.iter().map(|x| f64::from(*x).powi(2)).sum::<f64>() / width as f64;
                     let scale = 1.0 / (mean + 1e-5).sqrt();
                     let at = row.as_ptr() as usize - x.as_ptr() as usize;
-                    (0..width).for_each(|i| close(out[at / 4 + i], f64::from(row[i]) * scale * f64::from(w[i]), 3e-6));
+                    (0..width).for_each(|i| {
+                        close(
+                            out[at / 4 + i],
+                            f64::from(row[i]) * scale * f64::from(w[i]),
+                            3e-6,
+                        )
+                    });
                 }
             }
         }

@@ -58,10 +58,7 @@ fn probe() -> Result<Probe> {
     );
     details.insert("physical_cores".to_owned(), Value::from(cores.physical));
     details.insert("logical_cores".to_owned(), Value::from(cores.logical));
-    details.insert(
-        "compute_threads".to_owned(),
-        Value::from(cores.physical),
-    );
+    details.insert("compute_threads".to_owned(), Value::from(cores.physical));
     details.insert(
         "kernels".to_owned(),
         Value::from(mlxcel_cpu_kernels::Isa::best().name()),

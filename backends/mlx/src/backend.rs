@@ -138,7 +138,9 @@ impl Backend {
         let (table, installed) = unsafe {
             (*raw).table.ctx = raw.cast();
             let install = description.kernels.map(|kernels| kernels.install);
-            let installed = install.map_or(Ok(()), |install| install(&mut (*raw).table, options.threads));
+            let installed = install.map_or(Ok(()), |install| {
+                install(&mut (*raw).table, options.threads)
+            });
             (&raw const (*raw).table, installed)
         };
         if let Err(error) = installed {

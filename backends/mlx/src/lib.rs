@@ -10,8 +10,8 @@ mod bridge;
 mod context;
 mod device;
 mod fault;
-mod ops;
 pub mod native;
+mod ops;
 mod options;
 mod slot;
 

@@ -125,11 +125,16 @@ impl<'a> Native<'a> {
 
     /// A new tensor whose elements the caller must write before anything else happens to it.
     pub fn allocate(&self, dtype: DType, shape: &[i64]) -> Result<(Tensor, View)> {
-        let elements = shape.iter().try_fold(1u64, |n, &dim| n.checked_mul(u64::try_from(dim).ok()?));
+        let elements = shape
+            .iter()
+            .try_fold(1u64, |n, &dim| n.checked_mul(u64::try_from(dim).ok()?));
         let bytes = elements.and_then(|n| n.checked_mul(dtype.size_bytes() as u64));
-        let bytes = bytes.ok_or_else(|| AbiError::invalid(format!("a tensor of shape {shape:?} is not possible")))?;
+        let bytes = bytes.ok_or_else(|| {
+            AbiError::invalid(format!("a tensor of shape {shape:?} is not possible"))
+        })?;
         check_room(self.context, bytes).map_err(|fault| fault.named("allocate"))?;
-        let array = bridge::new_array(dtype.0, shape).map_err(|error| Fault::from(error).named("allocate"))?;
+        let array = bridge::new_array(dtype.0, shape)
+            .map_err(|error| Fault::from(error).named("allocate"))?;
         let t = self.context.insert(array)?;
         Ok((t, self.view(t)?))
     }
@@ -139,7 +144,8 @@ impl<'a> Native<'a> {
     pub fn share(&self, t: Tensor, shape: &[i64]) -> Result<Tensor> {
         let array = {
             let tensors = self.context.tensors.borrow();
-            bridge::share_array(tensors.get(t)?, shape).map_err(|error| Fault::from(error).named("share"))?
+            bridge::share_array(tensors.get(t)?, shape)
+                .map_err(|error| Fault::from(error).named("share"))?
         };
         self.context.insert(array)
     }
@@ -157,6 +163,8 @@ impl<'a> Native<'a> {
 
     /// The error of a kernel that panicked.
     pub fn panicked(kernel: &str) -> AbiError {
-        AbiError::internal(format!("panicked: kernel {kernel} failed on a compute thread"))
+        AbiError::internal(format!(
+            "panicked: kernel {kernel} failed on a compute thread"
+        ))
     }
 }

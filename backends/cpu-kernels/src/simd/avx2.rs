@@ -53,7 +53,11 @@ impl Simd for Avx2 {
     #[inline(always)]
     unsafe fn load_u8(from: *const u8) -> Self {
         // SAFETY: see above.
-        unsafe { Self(_mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64(from.cast())))) }
+        unsafe {
+            Self(_mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64(
+                from.cast(),
+            ))))
+        }
     }
     #[inline(always)]
     unsafe fn store(self, to: *mut f32) {
@@ -74,8 +78,14 @@ impl Simd for Avx2 {
     unsafe fn nibble<const INDEX: u32>(words: Self) -> Self {
         // SAFETY: see above.
         unsafe {
-            let shifted = _mm256_srl_epi32(_mm256_castps_si256(words.0), _mm_cvtsi32_si128(4 * INDEX as i32));
-            Self(_mm256_cvtepi32_ps(_mm256_and_si256(shifted, _mm256_set1_epi32(15))))
+            let shifted = _mm256_srl_epi32(
+                _mm256_castps_si256(words.0),
+                _mm_cvtsi32_si128(4 * INDEX as i32),
+            );
+            Self(_mm256_cvtepi32_ps(_mm256_and_si256(
+                shifted,
+                _mm256_set1_epi32(15),
+            )))
         }
     }
     #[inline(always)]
@@ -129,7 +139,11 @@ impl Simd for Avx2 {
     #[inline(always)]
     unsafe fn round(self) -> Self {
         // SAFETY: see above.
-        unsafe { Self(_mm256_round_ps::<{ _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC }>(self.0)) }
+        unsafe {
+            Self(_mm256_round_ps::<
+                { _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC },
+            >(self.0))
+        }
     }
     #[inline(always)]
     unsafe fn exp2_int(self) -> Self {
@@ -143,7 +157,10 @@ impl Simd for Avx2 {
     unsafe fn sum(self) -> f32 {
         // SAFETY: see above.
         unsafe {
-            let four = _mm_add_ps(_mm256_castps256_ps128(self.0), _mm256_extractf128_ps::<1>(self.0));
+            let four = _mm_add_ps(
+                _mm256_castps256_ps128(self.0),
+                _mm256_extractf128_ps::<1>(self.0),
+            );
             let two = _mm_add_ps(four, _mm_movehl_ps(four, four));
             _mm_cvtss_f32(_mm_add_ss(two, _mm_shuffle_ps::<1>(two, two)))
         }
@@ -152,7 +169,10 @@ impl Simd for Avx2 {
     unsafe fn max_lane(self) -> f32 {
         // SAFETY: see above.
         unsafe {
-            let four = _mm_max_ps(_mm256_castps256_ps128(self.0), _mm256_extractf128_ps::<1>(self.0));
+            let four = _mm_max_ps(
+                _mm256_castps256_ps128(self.0),
+                _mm256_extractf128_ps::<1>(self.0),
+            );
             let two = _mm_max_ps(four, _mm_movehl_ps(four, four));
             _mm_cvtss_f32(_mm_max_ss(two, _mm_shuffle_ps::<1>(two, two)))
         }

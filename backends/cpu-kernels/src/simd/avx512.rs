@@ -48,7 +48,11 @@ impl Simd for Avx512 {
     #[inline(always)]
     unsafe fn load_u8(from: *const u8) -> Self {
         // SAFETY: see above.
-        unsafe { Self(_mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128(from.cast())))) }
+        unsafe {
+            Self(_mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128(
+                from.cast(),
+            ))))
+        }
     }
     #[inline(always)]
     unsafe fn store(self, to: *mut f32) {
@@ -72,9 +76,13 @@ impl Simd for Avx512 {
         // SAFETY: see above.
         unsafe {
             let table = _mm512_setr_ps(
-                0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0, 10.0, 11.0, 12.0, 13.0, 14.0, 15.0,
+                0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0, 10.0, 11.0, 12.0, 13.0, 14.0,
+                15.0,
             );
-            let shifted = _mm512_srl_epi32(_mm512_castps_si512(words.0), _mm_cvtsi32_si128(4 * INDEX as i32));
+            let shifted = _mm512_srl_epi32(
+                _mm512_castps_si512(words.0),
+                _mm_cvtsi32_si128(4 * INDEX as i32),
+            );
             Self(_mm512_permutexvar_ps(shifted, table))
         }
     }

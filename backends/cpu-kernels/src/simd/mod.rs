@@ -14,7 +14,10 @@ pub mod scalar;
 /// # Safety
 /// Every method requires that the CPU has the implementation's instruction set, and pointer
 /// methods that the stated number of elements is readable or writable.
-#[allow(clippy::missing_safety_doc, reason = "the trait's own contract covers every method")]
+#[allow(
+    clippy::missing_safety_doc,
+    reason = "the trait's own contract covers every method"
+)]
 pub trait Simd: Copy + 'static {
     /// Lanes of a vector, a power of two from 4 to 16.
     const LANES: usize;
@@ -80,7 +83,13 @@ pub trait Simd: Copy + 'static {
             let r = n.mul_add(Self::splat(-0.693_359_4), x);
             let r = n.mul_add(Self::splat(2.121_944_4e-4), r);
             let mut p = Self::splat(1.987_569_1e-4);
-            for c in [1.398_199_9e-3, 8.333_452e-3, 4.166_579_6e-2, 1.666_666_5e-1, 5.000_000_1e-1] {
+            for c in [
+                1.398_199_9e-3,
+                8.333_452e-3,
+                4.166_579_6e-2,
+                1.666_666_5e-1,
+                0.5,
+            ] {
                 p = p.mul_add(r, Self::splat(c));
             }
             let p = p.mul_add(r.mul(r), r.add(Self::splat(1.0)));

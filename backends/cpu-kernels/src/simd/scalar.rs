@@ -136,6 +136,8 @@ impl Simd for Scalar8 {
     }
     #[inline(always)]
     unsafe fn max_lane(self) -> f32 {
-        self.0.into_iter().fold(f32::NEG_INFINITY, |m, x| if x > m { x } else { m })
+        self.0
+            .into_iter()
+            .fold(f32::NEG_INFINITY, |m, x| if x > m { x } else { m })
     }
 }

@@ -49,7 +49,11 @@ fn integers(native: &Native<'_>, t: Tensor) -> Result<Option<View>> {
 
 /// # Safety
 /// The caller holds all tensors, and `row_starts` has `n_sequences + 1` values.
-unsafe fn attend(native: Native<'_>, state: &mut State, args: &PagedAttentionArgs) -> Result<Option<[Tensor; 3]>> {
+unsafe fn attend(
+    native: Native<'_>,
+    state: &mut State,
+    args: &PagedAttentionArgs,
+) -> Result<Option<[Tensor; 3]>> {
     if args.row_starts.is_null() {
         return Ok(None);
     }
@@ -62,16 +66,25 @@ unsafe fn attend(native: Native<'_>, state: &mut State, args: &PagedAttentionArg
     ) else {
         return Ok(None);
     };
-    let (Some(slots), Some(positions), Some(page_table)) =
-        (integers(&native, args.slots)?, integers(&native, args.positions)?, integers(&native, args.page_table)?)
+    let (Some(slots), Some(positions), Some(page_table)) = (
+        integers(&native, args.slots)?,
+        integers(&native, args.positions)?,
+        integers(&native, args.page_table)?,
+    ) else {
+        return Ok(None);
+    };
+    let sinks = if args.sinks.is_none() {
+        None
+    } else {
+        Some(floats(&native, args.sinks)?)
+    };
+    let (&[rows, heads, k_dim], &[k_rows, kv_heads, k_width], &[v_rows, v_heads, v_dim]) =
+        (q.shape(), k.shape(), v.shape())
     else {
         return Ok(None);
     };
-    let sinks = if args.sinks.is_none() { None } else { Some(floats(&native, args.sinks)?) };
-    let (&[rows, heads, k_dim], &[k_rows, kv_heads, k_width], &[v_rows, v_heads, v_dim]) = (q.shape(), k.shape(), v.shape()) else {
-        return Ok(None);
-    };
-    let (&[pages, page_size, pool_heads, pool_k], &[v_pages, v_page_size, v_pool_heads, pool_v]) = (k_pool.shape(), v_pool.shape())
+    let (&[pages, page_size, pool_heads, pool_k], &[v_pages, v_page_size, v_pool_heads, pool_v]) =
+        (k_pool.shape(), v_pool.shape())
     else {
         return Ok(None);
     };
@@ -112,13 +125,27 @@ unsafe fn attend(native: Native<'_>, state: &mut State, args: &PagedAttentionArg
             softcap: args.softcap,
             window: args.window as usize,
         };
-        (step, slots.as_slice::<i32>(), k.as_slice::<f32>(), v.as_slice::<f32>(), keys, values)
+        (
+            step,
+            slots.as_slice::<i32>(),
+            k.as_slice::<f32>(),
+            v.as_slice::<f32>(),
+            keys,
+            values,
+        )
     };
-    if !step.is_valid() || slots.iter().any(|slot| i64::from(*slot) < 0 || i64::from(*slot) >= pool_rows) {
+    if !step.is_valid()
+        || slots
+            .iter()
+            .any(|slot| i64::from(*slot) < 0 || i64::from(*slot) >= pool_rows)
+    {
         return Ok(None);
     }
     let (k_row, v_row) = ((kv_heads * k_dim) as usize, (kv_heads * v_dim) as usize);
-    for (slot, (new_k, new_v)) in slots.iter().zip(new_k.chunks_exact(k_row).zip(new_v.chunks_exact(v_row))) {
+    for (slot, (new_k, new_v)) in slots
+        .iter()
+        .zip(new_k.chunks_exact(k_row).zip(new_v.chunks_exact(v_row)))
+    {
         let slot = *slot as usize;
         keys[slot * k_row..(slot + 1) * k_row].copy_from_slice(new_k);
         values[slot * v_row..(slot + 1) * v_row].copy_from_slice(new_v);
@@ -126,6 +153,12 @@ unsafe fn attend(native: Native<'_>, state: &mut State, args: &PagedAttentionArg
     let result = filled(&native, &[rows, heads, v_dim], "paged_attention", |out| {
         paged(state.isa, &mut state.pool, &step, out, &state.attention)
     })?;
-    let Some(result) = result else { return Ok(None) };
-    Ok(Some([result, native.retain(args.k_pool)?, native.retain(args.v_pool)?]))
+    let Some(result) = result else {
+        return Ok(None);
+    };
+    Ok(Some([
+        result,
+        native.retain(args.k_pool)?,
+        native.retain(args.v_pool)?,
+    ]))
 }

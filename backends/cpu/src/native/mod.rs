@@ -44,9 +44,16 @@ thread_local! {
 }
 
 fn install(table: &mut BackendOps, threads: usize) -> Result<()> {
-    let threads = if threads == 0 { crate::processor::cores().physical.max(1) as usize } else { threads };
+    let threads = if threads == 0 {
+        crate::processor::cores().physical.max(1) as usize
+    } else {
+        threads
+    };
     let pool = Pool::new(threads).map_err(|error| {
-        AbiError::new(status::RESOURCE_EXHAUSTED, format!("{threads} compute threads cannot be started: {error}"))
+        AbiError::new(
+            status::RESOURCE_EXHAUSTED,
+            format!("{threads} compute threads cannot be started: {error}"),
+        )
     })?;
     let state = State {
         ctx: table.ctx as usize,

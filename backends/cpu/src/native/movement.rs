@@ -33,7 +33,11 @@ fn renamed(native: Native<'_>, a: Tensor, dims: &[i64]) -> Result<Option<Tensor>
     if !view.is_contiguous || view.is_empty() {
         return Ok(None);
     }
-    let known: i64 = dims.iter().filter(|d| **d >= 0).product();
+    let known = dims
+        .iter()
+        .filter(|d| **d >= 0)
+        .try_fold(1i64, |n, d| n.checked_mul(*d));
+    let Some(known) = known else { return Ok(None) };
     let free = dims.iter().filter(|d| **d == -1).count();
     let len = view.len() as i64;
     let fits = match free {
@@ -44,7 +48,10 @@ fn renamed(native: Native<'_>, a: Tensor, dims: &[i64]) -> Result<Option<Tensor>
     if !fits {
         return Ok(None);
     }
-    let dims: Vec<i64> = dims.iter().map(|d| if *d == -1 { len / known } else { *d }).collect();
+    let dims: Vec<i64> = dims
+        .iter()
+        .map(|d| if *d == -1 { len / known } else { *d })
+        .collect();
     native.share(a, &dims).map(Some)
 }
 
@@ -84,7 +91,12 @@ fn rows(native: Native<'_>, a: Tensor, indices: Tensor, axis: i32) -> Result<Opt
 }
 
 /// Most tensors are computed already, which MLX's evaluation would take a round trip to find out.
-unsafe extern "C" fn eval(ctx: *mut c_void, ts: *const Tensor, n: usize, err: *mut *mut ErrorObj) -> Status {
+unsafe extern "C" fn eval(
+    ctx: *mut c_void,
+    ts: *const Tensor,
+    n: usize,
+    err: *mut *mut ErrorObj,
+) -> Status {
     let kernel = |native: Native<'_>, _: &mut super::State| {
         if ts.is_null() || n == 0 {
             return Ok(Outcome::Pass);

@@ -5,7 +5,7 @@ use mlxcel_abi::ops::BackendOps;
 use mlxcel_abi::ops_args::{QuantizedMatmulArgs, QuantizedWeight};
 use mlxcel_abi::{DType, Result, Tensor};
 use mlxcel_backend_mlx::native::{Native, View};
-use mlxcel_cpu_kernels::gemm::{self, Weight};
+use mlxcel_cpu_kernels::gemm::{self, Product, Weight};
 use mlxcel_cpu_kernels::{QuantizedMatrix, Scales, dense, qmatmul};
 
 use super::{State, filled, floats, slot};
@@ -44,13 +44,23 @@ unsafe fn scales<'a>(view: &View) -> Option<Scales<'a>> {
 ///
 /// # Safety
 /// The tensors must live for `'a`.
-unsafe fn matrix<'a>(native: &Native<'_>, w: &QuantizedWeight, only_two: bool) -> Result<Option<QuantizedMatrix<'a>>> {
+unsafe fn matrix<'a>(
+    native: &Native<'_>,
+    w: &QuantizedWeight,
+    only_two: bool,
+) -> Result<Option<QuantizedMatrix<'a>>> {
     if w.spec.mode != quant::AFFINE || w.biases.is_none() {
         return Ok(None);
     }
-    let (words, s, b) = (native.view(w.weight)?, native.view(w.scales)?, native.view(w.biases)?);
+    let (words, s, b) = (
+        native.view(w.weight)?,
+        native.view(w.scales)?,
+        native.view(w.biases)?,
+    );
     let rank = words.shape().len();
-    let usable = [&words, &s, &b].iter().all(|view| view.is_contiguous && !view.is_empty())
+    let usable = [&words, &s, &b]
+        .iter()
+        .all(|view| view.is_contiguous && !view.is_empty())
         && words.dtype == DType::U32
         && rank >= 2
         && (!only_two || rank == 2)
@@ -65,9 +75,19 @@ unsafe fn matrix<'a>(native: &Native<'_>, w: &QuantizedWeight, only_two: bool) -
     let columns = groups * w.spec.group_size as usize;
     // SAFETY: contiguous views; the tensors live as long as the caller says.
     unsafe {
-        let (Some(s), Some(b)) = (scales(&s), scales(&b)) else { return Ok(None) };
+        let (Some(s), Some(b)) = (scales(&s), scales(&b)) else {
+            return Ok(None);
+        };
         let (bits, group) = (w.spec.bits as usize, w.spec.group_size as usize);
-        Ok(QuantizedMatrix::new(words.as_slice(), s, b, rows, columns, bits, group))
+        Ok(QuantizedMatrix::new(
+            words.as_slice(),
+            s,
+            b,
+            rows,
+            columns,
+            bits,
+            group,
+        ))
     }
 }
 
@@ -79,12 +99,18 @@ fn with_last(shape: &[i64], last: usize) -> Vec<i64> {
     shape
 }
 
-fn quantized(native: Native<'_>, state: &mut State, args: &QuantizedMatmulArgs) -> Result<Option<Tensor>> {
+fn quantized(
+    native: Native<'_>,
+    state: &mut State,
+    args: &QuantizedMatmulArgs,
+) -> Result<Option<Tensor>> {
     if args.transpose != 1 {
         return Ok(None);
     }
     // SAFETY: the caller holds the tensors during the call.
-    let (Some(x), Some(w)) = (floats(&native, args.x)?, unsafe { matrix(&native, &args.w, true) }?) else {
+    let (Some(x), Some(w)) = (floats(&native, args.x)?, unsafe {
+        matrix(&native, &args.w, true)
+    }?) else {
         return Ok(None);
     };
     if x.shape().last() != Some(&(w.columns() as i64)) {
@@ -96,18 +122,39 @@ fn quantized(native: Native<'_>, state: &mut State, args: &QuantizedMatmulArgs) 
     let shape = with_last(x.shape(), w.rows());
     filled(&native, &shape, "quantized_matmul", |out| {
         if qmatmul::takes(m, w.bits()) {
-            return qmatmul::matmul(state.isa, &mut state.pool, input, &w, out, &mut state.prepared);
+            return qmatmul::matmul(
+                state.isa,
+                &mut state.pool,
+                input,
+                &w,
+                out,
+                &mut state.prepared,
+            );
         }
-        let weight = Weight::Quantized(w);
-        gemm::matmul(state.isa, &mut state.pool, input, weight, w.rows(), w.columns(), out, &state.panels)
+        let (rows, columns) = (w.rows(), w.columns());
+        let product = Product {
+            x: input,
+            weight: Weight::Quantized(w),
+            rows,
+            columns,
+        };
+        gemm::matmul(state.isa, &mut state.pool, &product, out, &state.panels)
     })
 }
 
 /// `a @ b` where `b` is the transposed view of a row-major weight.
 fn plain(native: Native<'_>, state: &mut State, a: Tensor, b: Tensor) -> Result<Option<Tensor>> {
-    let (Some(x), b) = (floats(&native, a)?, native.view(b)?) else { return Ok(None) };
-    let (&[columns, rows], &[1, stride]) = (b.shape(), b.strides()) else { return Ok(None) };
-    let fits = b.dtype == DType::F32 && stride == columns && x.shape().last() == Some(&columns) && x.shape().len() >= 2 && rows > 0;
+    let (Some(x), b) = (floats(&native, a)?, native.view(b)?) else {
+        return Ok(None);
+    };
+    let (&[columns, rows], &[1, stride]) = (b.shape(), b.strides()) else {
+        return Ok(None);
+    };
+    let fits = b.dtype == DType::F32
+        && stride == columns
+        && x.shape().last() == Some(&columns)
+        && x.shape().len() >= 2
+        && rows > 0;
     if !fits {
         return Ok(None);
     }
@@ -118,9 +165,23 @@ fn plain(native: Native<'_>, state: &mut State, a: Tensor, b: Tensor) -> Result<
     let m = input.len() / columns;
     filled(&native, &with_last(x.shape(), rows), "matmul", |out| {
         if m <= dense::MAX_ROWS {
-            return dense::matmul(state.isa, &mut state.pool, input, weight, rows, columns, out);
+            return dense::matmul(
+                state.isa,
+                &mut state.pool,
+                input,
+                weight,
+                rows,
+                columns,
+                out,
+            );
         }
-        gemm::matmul(state.isa, &mut state.pool, input, Weight::F32(weight), rows, columns, out, &state.panels)
+        let product = Product {
+            x: input,
+            weight: Weight::F32(weight),
+            rows,
+            columns,
+        };
+        gemm::matmul(state.isa, &mut state.pool, &product, out, &state.panels)
     })
 }
 
@@ -129,7 +190,9 @@ fn expand(native: Native<'_>, w: &QuantizedWeight, dtype: DType) -> Result<Optio
         return Ok(None);
     }
     // SAFETY: the caller holds the tensors during the call.
-    let Some(matrix) = (unsafe { matrix(&native, w, false) })? else { return Ok(None) };
+    let Some(matrix) = (unsafe { matrix(&native, w, false) })? else {
+        return Ok(None);
+    };
     let shape = with_last(native.view(w.weight)?.shape(), matrix.columns());
     let mut factors = vec![0.0; 2 * matrix.groups()];
     filled(&native, &shape, "dequantize", |out| {

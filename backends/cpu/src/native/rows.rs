@@ -32,25 +32,50 @@ slot!(binary_scalar(kind: u32, a: Tensor, scalar: f64, scalar_first: u32) |nativ
     scaled(native, kind, a, scalar)
 });
 
-struct Shared<'a>(&'a mut [f32]);
+/// A result that several threads write, each its own range.
+struct Shared<'a> {
+    first: *mut f32,
+    len: usize,
+    life: core::marker::PhantomData<&'a mut [f32]>,
+}
 
-impl Shared<'_> {
+impl<'a> Shared<'a> {
+    fn new(out: &'a mut [f32]) -> Self {
+        Self {
+            first: out.as_mut_ptr(),
+            len: out.len(),
+            life: core::marker::PhantomData,
+        }
+    }
+
     /// The part of a range that one thread writes.
     ///
     /// # Safety
-    /// Ranges of different threads must not overlap.
+    /// Ranges of different threads must not overlap, and none is asked for twice at a time.
+    #[allow(
+        clippy::mut_from_ref,
+        reason = "exclusiveness is by range, which is the caller's promise"
+    )]
     unsafe fn part(&self, range: core::ops::Range<usize>) -> &mut [f32] {
-        let slice = &self.0[range];
-        // SAFETY: exclusiveness is the caller's promise, and the slice came from a mutable one.
-        unsafe { core::slice::from_raw_parts_mut(slice.as_ptr().cast_mut(), slice.len()) }
+        let (start, end) = (range.start.min(self.len), range.end.min(self.len));
+        // SAFETY: inside the slice; exclusiveness is the caller's promise.
+        unsafe { core::slice::from_raw_parts_mut(self.first.add(start), end.saturating_sub(start)) }
     }
 }
 
 // SAFETY: threads write disjoint ranges.
 unsafe impl Sync for Shared<'_> {}
 
-fn norm(native: Native<'_>, state: &mut State, x: Tensor, w: Tensor, eps: f32) -> Result<Option<Tensor>> {
-    let Some(x) = floats(&native, x)? else { return Ok(None) };
+fn norm(
+    native: Native<'_>,
+    state: &mut State,
+    x: Tensor,
+    w: Tensor,
+    eps: f32,
+) -> Result<Option<Tensor>> {
+    let Some(x) = floats(&native, x)? else {
+        return Ok(None);
+    };
     let width = x.shape().last().map_or(0, |n| *n as usize);
     let weight = if w.is_none() {
         None
@@ -65,18 +90,26 @@ fn norm(native: Native<'_>, state: &mut State, x: Tensor, w: Tensor, eps: f32) -
     let isa = state.isa;
     filled(&native, x.shape(), "rms_norm", |out| {
         let rows = input.len() / width;
-        let out = Shared(out);
-        state.pool.split(rows, 1, SERIAL_BELOW / width + 1, &|range| {
-            let range = range.start * width..range.end * width;
-            // SAFETY: the pool's ranges are disjoint.
-            row::rms_norm(isa, &input[range.clone()], weight, eps, width, unsafe { out.part(range) });
-        })
+        let out = Shared::new(out);
+        state
+            .pool
+            .split(rows, 1, SERIAL_BELOW / width + 1, &|range| {
+                let range = range.start * width..range.end * width;
+                // SAFETY: the pool's ranges are disjoint.
+                row::rms_norm(isa, &input[range.clone()], weight, eps, width, unsafe {
+                    out.part(range)
+                });
+            })
     })
 }
 
 fn rotate(native: Native<'_>, state: &mut State, args: &RopeArgs) -> Result<Option<Tensor>> {
-    let (Some(x), positions) = (floats(&native, args.x)?, native.view(args.positions)?) else { return Ok(None) };
-    let &[rows, heads, width] = x.shape() else { return Ok(None) };
+    let (Some(x), positions) = (floats(&native, args.x)?, native.view(args.positions)?) else {
+        return Ok(None);
+    };
+    let &[rows, heads, width] = x.shape() else {
+        return Ok(None);
+    };
     let half = (args.dims / 2) as usize;
     let fits = positions.is_contiguous
         && positions.dtype == DType::I32
@@ -106,17 +139,33 @@ fn rotate(native: Native<'_>, state: &mut State, args: &RopeArgs) -> Result<Opti
     let (table, interleaved) = (&state.rope, args.interleaved != 0);
     filled(&native, x.shape(), "rope", |out| {
         let stride = heads * width;
-        let out = Shared(out);
-        state.pool.split(rows as usize, 1, SERIAL_BELOW / stride + 1, &|range| {
-            let elements = range.start * stride..range.end * stride;
-            // SAFETY: the pool's ranges are disjoint.
-            let out = unsafe { out.part(elements.clone()) };
-            row::rope(table, range.start, &input[elements], heads, width, interleaved, out);
-        })
+        let out = Shared::new(out);
+        state
+            .pool
+            .split(rows as usize, 1, SERIAL_BELOW / stride + 1, &|range| {
+                let elements = range.start * stride..range.end * stride;
+                // SAFETY: the pool's ranges are disjoint.
+                let out = unsafe { out.part(elements.clone()) };
+                row::rope(
+                    table,
+                    range.start,
+                    &input[elements],
+                    heads,
+                    width,
+                    interleaved,
+                    out,
+                );
+            })
     })
 }
 
-fn gated(native: Native<'_>, state: &mut State, kind: u32, gate: Tensor, up: Tensor) -> Result<Option<Tensor>> {
+fn gated(
+    native: Native<'_>,
+    state: &mut State,
+    kind: u32,
+    gate: Tensor,
+    up: Tensor,
+) -> Result<Option<Tensor>> {
     let kind = match kind {
         glu_kind::SILU => Gate::Silu,
         glu_kind::GELU_TANH => Gate::GeluTanh,
@@ -124,7 +173,9 @@ fn gated(native: Native<'_>, state: &mut State, kind: u32, gate: Tensor, up: Ten
         glu_kind::SIGMOID => Gate::Sigmoid,
         _ => return Ok(None),
     };
-    let (Some(gate), Some(up)) = (floats(&native, gate)?, floats(&native, up)?) else { return Ok(None) };
+    let (Some(gate), Some(up)) = (floats(&native, gate)?, floats(&native, up)?) else {
+        return Ok(None);
+    };
     if gate.shape() != up.shape() {
         return Ok(None);
     }
@@ -132,21 +183,31 @@ fn gated(native: Native<'_>, state: &mut State, kind: u32, gate: Tensor, up: Ten
     let (g, u) = unsafe { (gate.as_slice::<f32>(), up.as_slice::<f32>()) };
     let isa = state.isa;
     filled(&native, gate.shape(), "glu", |out| {
-        let out = Shared(out);
+        let out = Shared::new(out);
         state.pool.split(g.len(), 64, SERIAL_BELOW / 4, &|range| {
             // SAFETY: the pool's ranges are disjoint.
-            row::gated(isa, kind, &g[range.clone()], &u[range.clone()], unsafe { out.part(range) });
+            row::gated(isa, kind, &g[range.clone()], &u[range.clone()], unsafe {
+                out.part(range)
+            });
         })
     })
 }
 
-fn pairwise(native: Native<'_>, state: &mut State, kind: u32, a: Tensor, b: Tensor) -> Result<Option<Tensor>> {
+fn pairwise(
+    native: Native<'_>,
+    state: &mut State,
+    kind: u32,
+    a: Tensor,
+    b: Tensor,
+) -> Result<Option<Tensor>> {
     let kernel = match kind {
         binary_kind::ADD => row::add,
         binary_kind::MUL => row::mul,
         _ => return Ok(None),
     };
-    let (Some(a), Some(b)) = (floats(&native, a)?, floats(&native, b)?) else { return Ok(None) };
+    let (Some(a), Some(b)) = (floats(&native, a)?, floats(&native, b)?) else {
+        return Ok(None);
+    };
     let same = a.shape() == b.shape();
     let width = a.shape().last().map_or(0, |n| *n as usize);
     // A bias: one row for all.
@@ -158,13 +219,17 @@ fn pairwise(native: Native<'_>, state: &mut State, kind: u32, a: Tensor, b: Tens
     let isa = state.isa;
     filled(&native, a.shape(), "binary", |out| {
         if !same {
-            x.chunks_exact(width).zip(out.chunks_exact_mut(width)).for_each(|(x, out)| kernel(isa, x, y, out));
+            x.chunks_exact(width)
+                .zip(out.chunks_exact_mut(width))
+                .for_each(|(x, out)| kernel(isa, x, y, out));
             return true;
         }
-        let out = Shared(out);
+        let out = Shared::new(out);
         state.pool.split(x.len(), 64, SERIAL_BELOW, &|range| {
             // SAFETY: the pool's ranges are disjoint.
-            kernel(isa, &x[range.clone()], &y[range.clone()], unsafe { out.part(range) });
+            kernel(isa, &x[range.clone()], &y[range.clone()], unsafe {
+                out.part(range)
+            });
         })
     })
 }
@@ -174,7 +239,9 @@ fn scaled(native: Native<'_>, kind: u32, a: Tensor, scalar: f64) -> Result<Optio
     if kind != binary_kind::MUL {
         return Ok(None);
     }
-    let Some(a) = floats(&native, a)? else { return Ok(None) };
+    let Some(a) = floats(&native, a)? else {
+        return Ok(None);
+    };
     // SAFETY: a contiguous f32 view of a tensor that the caller holds during the call.
     let x = unsafe { a.as_slice::<f32>() };
     let scalar = scalar as f32;
