@@ -1,3 +1,5 @@
 //! Black-box, conformance, regression and fuzz tests of the built binaries and plugins.
 
+pub mod cli;
+pub mod golden;
 pub mod plugins;

@@ -210,7 +210,7 @@ fn no_plugins_hint() -> String {
 fn detect_hint(error: &DetectError) -> Option<String> {
     match error {
         DetectError::Unknown { rejected, .. } if rejected.is_empty() => Some(
-            "`mlxcel arch` lists what the installed plugins know; a folder with more of them is named by --plugins-dir"
+            "--plugins-dir names a folder with more plugins; `mlxcel doctor` shows where they are looked for"
                 .to_owned(),
         ),
         DetectError::Unknown { .. } => Some("`mlxcel plugin verify FILE` examines a rejected plugin".to_owned()),

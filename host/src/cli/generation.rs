@@ -53,19 +53,25 @@ pub struct GenerationArgs {
     )]
     pub max_tokens: i64,
     /// Randomness; 0 always takes the likeliest token
-    #[arg(long, alias = "temperature", value_name = "T", default_value_t = 0.0, value_parser = non_negative, help_heading = "Sampling")]
+    #[arg(long, alias = "temperature", value_name = "T", default_value_t = 0.0, allow_negative_numbers = true, value_parser = non_negative, help_heading = "Sampling")]
     pub temp: f32,
     /// Keep the likeliest tokens up to this probability; 1 keeps all
-    #[arg(long, value_name = "P", default_value_t = 1.0, value_parser = probability, help_heading = "Sampling")]
+    #[arg(long, value_name = "P", default_value_t = 1.0, allow_negative_numbers = true, value_parser = probability, help_heading = "Sampling")]
     pub top_p: f32,
     /// Keep this many of the likeliest tokens; 0 keeps all
-    #[arg(long, value_name = "N", default_value_t = 0, help_heading = "Sampling")]
+    #[arg(
+        long,
+        value_name = "N",
+        default_value_t = 0,
+        allow_negative_numbers = true,
+        help_heading = "Sampling"
+    )]
     pub top_k: u32,
     /// Drop tokens below this share of the likeliest one's probability; 0 drops none
-    #[arg(long, value_name = "P", default_value_t = 0.0, value_parser = probability, help_heading = "Sampling")]
+    #[arg(long, value_name = "P", default_value_t = 0.0, allow_negative_numbers = true, value_parser = probability, help_heading = "Sampling")]
     pub min_p: f32,
     /// Divide the logits of tokens that occurred; 1 is off
-    #[arg(long, alias = "repeat-penalty", value_name = "R", default_value_t = 1.0, value_parser = positive, help_heading = "Sampling")]
+    #[arg(long, alias = "repeat-penalty", value_name = "R", default_value_t = 1.0, allow_negative_numbers = true, value_parser = positive, help_heading = "Sampling")]
     pub repetition_penalty: f32,
     /// Subtract this from the logits of tokens that occurred, once for each time; 0 is off
     #[arg(long, value_name = "X", default_value_t = 0.0, allow_negative_numbers = true, value_parser = number, help_heading = "Sampling")]
@@ -77,7 +83,12 @@ pub struct GenerationArgs {
     #[arg(long, value_name = "N", default_value_t = 64, allow_negative_numbers = true, value_parser = clap::value_parser!(i32).range(-1..), help_heading = "Sampling")]
     pub repeat_last_n: i32,
     /// Seed of the random numbers, to get the same answer again
-    #[arg(long, value_name = "N", help_heading = "Sampling")]
+    #[arg(
+        long,
+        value_name = "N",
+        allow_negative_numbers = true,
+        help_heading = "Sampling"
+    )]
     pub seed: Option<u64>,
     /// End the answer before this text; may be repeated
     #[arg(long, value_name = "TEXT", help_heading = "Answer")]

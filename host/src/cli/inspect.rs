@@ -16,7 +16,7 @@ use super::error::CliError;
 use super::exit::Exit;
 use super::memory::{Budget, PLANNED_TOKENS, headroom_factor, host_budget};
 use super::place::{loader, open_store, usable_catalogue};
-use super::table::bytes_text;
+use super::table::{bytes_text, counted};
 
 /// Keys and values are kept in 16 bits unless `--dtype f32` asks for more.
 const KV_ELEMENT_BYTES: u64 = 2;
@@ -30,9 +30,9 @@ pub struct InspectArgs {
     /// Branch, tag or commit of the model's repository
     #[arg(long, value_name = "REV")]
     revision: Option<String>,
-    /// Tokens of each sequence
-    #[arg(short = 'n', long, value_name = "N", default_value_t = PLANNED_TOKENS, value_parser = clap::value_parser!(u64).range(1..))]
-    max_tokens: u64,
+    /// Tokens of each sequence; without it 8192, or the model's context if that is less
+    #[arg(short = 'n', long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    max_tokens: Option<u64>,
     /// Sequences at once
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..))]
     batch: u64,
@@ -70,13 +70,12 @@ pub fn run(args: &InspectArgs, console: &Console) -> Result<Exit, CliError> {
     let catalogue = usable_catalogue(&args.plugins)?;
     let opened = open_model(&path, &catalogue, &loader()?, args.family.family.as_deref())?;
     let context = opened.desc.context_length as u64;
-    if args.max_tokens > context {
+    if let Some(asked) = args.max_tokens.filter(|&asked| asked > context) {
         console.note(format_args!(
-            "{} tokens are more than the model's context: the estimate is for {context}",
-            args.max_tokens
+            "{asked} tokens are more than the model's context: the estimate is for {context}"
         ));
     }
-    let tokens = args.max_tokens.min(context);
+    let tokens = args.max_tokens.unwrap_or(PLANNED_TOKENS).min(context);
     let headroom_factor = headroom_factor()?;
     let inputs = EstimateInputs {
         weights_bytes: opened.checkpoint.weights_bytes(),
@@ -165,9 +164,11 @@ impl Report<'_> {
         let dense = count(|layer| matches!(layer, CacheDesc::Dense { .. }));
         let window = count(|layer| matches!(layer, CacheDesc::Window { .. }));
         let none = layers.len() - dense - window;
-        let mut parts = vec![format!("{dense} dense layers")];
-        parts.extend((window > 0).then(|| format!("{window} windowed layers (kept in full)")));
-        parts.extend((none > 0).then(|| format!("{none} layers without a cache")));
+        let mut parts = vec![counted(dense, "dense layer")];
+        parts.extend(
+            (window > 0).then(|| format!("{} (kept in full)", counted(window, "windowed layer"))),
+        );
+        parts.extend((none > 0).then(|| format!("{} without a cache", counted(none, "layer"))));
         parts.join(", ")
     }
 
