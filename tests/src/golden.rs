@@ -7,7 +7,8 @@
 #![expect(
     clippy::unwrap_used,
     clippy::expect_used,
-    reason = "support of tests: a failure here is a failed test"
+    clippy::print_stdout,
+    reason = "support of tests: a failure here is a failed test, `--nocapture` shows the distances"
 )]
 
 use std::path::{Path, PathBuf};
@@ -145,6 +146,7 @@ pub fn check(case: &Case<'_>) {
         let tokens = ids(&prompt["ids"]);
         let logits = engine.score(tokens.clone()).unwrap();
         let off = distance(&logits, &floats(&prompt["last_logits"]));
+        println!("{variant}, {name}: {off:.1e} of the range of logits");
         assert!(
             off < case.limit,
             "{variant}, {name}: logits are off by {off} of their range"

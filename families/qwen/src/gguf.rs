@@ -1,0 +1,231 @@
+//! GGUF files of the qwen line, as llama.cpp's converter writes them: names and metadata keys. Its
+//! rotary embedding for these architectures is split in halves as ours, so no rows are reordered.
+
+use mlxcel_sdk::gguf::GgufOp;
+use mlxcel_sdk::prelude::*;
+
+/// Which architecture the file is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Kind {
+    Qwen2,
+    Qwen2Moe,
+    Qwen3,
+    Qwen3Moe,
+}
+
+impl Kind {
+    fn model_type(self) -> &'static str {
+        match self {
+            Self::Qwen2 => "qwen2",
+            Self::Qwen2Moe => "qwen2_moe",
+            Self::Qwen3 => "qwen3",
+            Self::Qwen3Moe => "qwen3_moe",
+        }
+    }
+
+    fn has_experts(self) -> bool {
+        matches!(self, Self::Qwen2Moe | Self::Qwen3Moe)
+    }
+}
+
+const NUMBERS: [(&str, &str); 5] = [
+    ("embedding_length", "hidden_size"),
+    ("block_count", "num_hidden_layers"),
+    ("attention.head_count", "num_attention_heads"),
+    ("context_length", "max_position_embeddings"),
+    ("attention.layer_norm_rms_epsilon", "rms_norm_eps"),
+];
+
+const SCALING_NUMBERS: [(&str, &str); 4] = [
+    ("rope.scaling.factor", "factor"),
+    (
+        "rope.scaling.original_context_length",
+        "original_max_position_embeddings",
+    ),
+    ("rope.scaling.yarn_beta_fast", "beta_fast"),
+    ("rope.scaling.yarn_beta_slow", "beta_slow"),
+];
+
+/// Tensors of every layer; those that a file lacks are not mapped, and named if the model needs them.
+const LAYER_TENSORS: [(&str, &str); 11] = [
+    ("attn_q", "self_attn.q_proj"),
+    ("attn_k", "self_attn.k_proj"),
+    ("attn_v", "self_attn.v_proj"),
+    ("attn_output", "self_attn.o_proj"),
+    ("attn_q_norm", "self_attn.q_norm"),
+    ("attn_k_norm", "self_attn.k_norm"),
+    ("attn_norm", "input_layernorm"),
+    ("ffn_norm", "post_attention_layernorm"),
+    ("ffn_gate", "mlp.gate_proj"),
+    ("ffn_up", "mlp.up_proj"),
+    ("ffn_down", "mlp.down_proj"),
+];
+
+const EXPERT_TENSORS: [(&str, &str); 7] = [
+    ("ffn_gate_inp", "mlp.gate"),
+    ("ffn_gate_exps", "mlp.switch_mlp.gate_proj"),
+    ("ffn_up_exps", "mlp.switch_mlp.up_proj"),
+    ("ffn_down_exps", "mlp.switch_mlp.down_proj"),
+    ("ffn_gate_shexp", "mlp.shared_expert.gate_proj"),
+    ("ffn_up_shexp", "mlp.shared_expert.up_proj"),
+    ("ffn_down_shexp", "mlp.shared_expert.down_proj"),
+];
+
+pub(crate) fn adapt(summary: &GgufSummary, kind: Kind) -> Result<GgufAdapter> {
+    refuse_pooling(summary)?;
+    let mut adapter = GgufAdapter::default();
+    read_config(summary, kind, &mut adapter)?;
+    read_scaling(summary, &mut adapter)?;
+    adapter.map("token_embd.weight", "model.embed_tokens.weight");
+    adapter.map("output_norm.weight", "model.norm.weight");
+    let tied = !summary.has("output.weight");
+    adapter.set("tie_word_embeddings", tied);
+    if !tied {
+        adapter.map("output.weight", "lm_head.weight");
+    }
+    let hidden = count(summary, "embedding_length")?;
+    for layer in 0..count(summary, "block_count")? {
+        map_tensors(summary, &mut adapter, layer, &LAYER_TENSORS);
+        if !kind.has_experts() {
+            continue;
+        }
+        map_tensors(summary, &mut adapter, layer, &EXPERT_TENSORS);
+        // The converter drops the axis of length 1.
+        let gate = format!("blk.{layer}.ffn_gate_inp_shexp.weight");
+        if summary.has(&gate) {
+            let shape = vec![1, hidden];
+            adapter.map_with(
+                gate,
+                format!("model.layers.{layer}.mlp.shared_expert_gate.weight"),
+                vec![GgufOp::Reshape { shape }],
+            );
+        }
+    }
+    Ok(adapter)
+}
+
+/// Embedding and rerank models carry the same architecture's name.
+fn refuse_pooling(summary: &GgufSummary) -> Result<()> {
+    const NONE: u64 = 0;
+    match summary.opt_number("pooling_type")? {
+        Some(pooling) if pooling.as_u64() != Some(NONE) => Err(Error::Unsupported {
+            what: format!("{}.pooling_type = {pooling}", summary.architecture()?),
+            supported: "GGUF files for text generation have no pooling".to_owned(),
+        }),
+        _ => Ok(()),
+    }
+}
+
+fn count(summary: &GgufSummary, key: &str) -> Result<usize> {
+    const MOST: usize = 1 << 20;
+    let number = summary.number(key)?;
+    number
+        .as_u64()
+        .and_then(|n| usize::try_from(n).ok())
+        .filter(|n| (1..=MOST).contains(n))
+        .ok_or_else(|| Error::Config {
+            key: key.to_owned(),
+            found: number.to_string(),
+            expected: format!("an integer from 1 to {MOST}"),
+        })
+}
+
+fn read_config(summary: &GgufSummary, kind: Kind, adapter: &mut GgufAdapter) -> Result<()> {
+    adapter.set("model_type", kind.model_type());
+    for (from, to) in NUMBERS {
+        adapter.set(to, summary.number(from)?.clone());
+    }
+    adapter.set("vocab_size", rows_of(summary, "token_embd.weight", 0)?);
+    for (from, to) in [
+        ("attention.head_count_kv", "num_key_value_heads"),
+        ("rope.freq_base", "rope_theta"),
+    ] {
+        if let Some(value) = summary.opt_number(from)? {
+            adapter.set(to, value.clone());
+        }
+    }
+    // llama.cpp's default, which is not that of the configuration class of qwen3.
+    let head_dim = match summary.opt_number("attention.key_length")? {
+        Some(width) => width.clone(),
+        None => {
+            (count(summary, "embedding_length")? / count(summary, "attention.head_count")?).into()
+        }
+    };
+    adapter.set("head_dim", head_dim);
+    let biased = summary.has("blk.0.attn_q.bias");
+    adapter.set("attention_bias", biased);
+    adapter.set("qkv_bias", biased);
+    if !kind.has_experts() {
+        adapter.set(
+            "intermediate_size",
+            summary.number("feed_forward_length")?.clone(),
+        );
+        return Ok(());
+    }
+    adapter.set("num_experts", summary.number("expert_count")?.clone());
+    adapter.set(
+        "num_experts_per_tok",
+        summary.number("expert_used_count")?.clone(),
+    );
+    // There is no key: llama.cpp's graph of the one renormalises and of the other does not.
+    adapter.set("norm_topk_prob", kind == Kind::Qwen3Moe);
+    // Early files lack the keys of the two widths; the tensors always tell.
+    let inner = rows_of(summary, "blk.0.ffn_gate_exps.weight", 1)?;
+    adapter.set("moe_intermediate_size", inner);
+    if kind == Kind::Qwen2Moe {
+        let shared = rows_of(summary, "blk.0.ffn_gate_shexp.weight", 0)?;
+        adapter.set("shared_expert_intermediate_size", shared);
+    }
+    Ok(())
+}
+
+/// Length of a tensor's axis.
+fn rows_of(summary: &GgufSummary, name: &str, axis: usize) -> Result<usize> {
+    let tensor = summary.tensors.get(name);
+    let length = tensor.and_then(|t| t.shape.get(axis).copied());
+    length.ok_or_else(|| Error::MissingTensor {
+        name: name.to_owned(),
+        expected: format!("{} axes", axis + 2),
+    })
+}
+
+fn read_scaling(summary: &GgufSummary, adapter: &mut GgufAdapter) -> Result<()> {
+    let kind = match summary.opt_text("rope.scaling.type")? {
+        None | Some("none") => return Ok(()),
+        Some(kind) => kind,
+    };
+    for key in ["rope.scaling.attn_factor", "rope.scaling.yarn_attn_factor"] {
+        // It multiplies a temperature that llama.cpp computes itself, ours would replace it.
+        if let Some(factor) = summary.opt_number(key)?.filter(|f| f.as_f64() != Some(1.0)) {
+            return Err(Error::Unsupported {
+                what: format!("{}.{key} = {factor}", summary.architecture()?),
+                supported: "the attention factor follows from the scaling factor".to_owned(),
+            });
+        }
+    }
+    let mut scaling = serde_json::Map::new();
+    scaling.insert("rope_type".to_owned(), kind.into());
+    for (from, to) in SCALING_NUMBERS {
+        if let Some(value) = summary.opt_number(from)? {
+            scaling.insert(to.to_owned(), value.clone());
+        }
+    }
+    adapter.set("rope_scaling", scaling);
+    Ok(())
+}
+
+fn map_tensors(
+    summary: &GgufSummary,
+    adapter: &mut GgufAdapter,
+    layer: usize,
+    names: &[(&str, &str)],
+) {
+    for (from, to) in names {
+        for part in ["weight", "bias"] {
+            let from = format!("blk.{layer}.{from}.{part}");
+            if summary.has(&from) {
+                adapter.map(from, format!("model.layers.{layer}.{to}.{part}"));
+            }
+        }
+    }
+}
