@@ -4,6 +4,12 @@
 //! How the checkpoints and numbers were made is in `tests/golden/tools/README.md`. Needs the
 //! plugins that `cargo xtask test` prepares.
 
+#![expect(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    reason = "a helper of tests that fails is a failed test"
+)]
+
 use std::path::Path;
 
 use mlxcel::plugin::DType;
