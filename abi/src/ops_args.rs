@@ -177,7 +177,7 @@ abi_args! {
         /// Positions are multiplied by this.
         pub scale: f32 = 1.0,
         /// Optional f32 `[dims / 2]` of *periods over 2 pi* (inverse frequencies' inverses): angle
-        /// = scale * position / freqs[i].
+        /// `= scale * position / freqs[i]`.
         pub freqs: Tensor = Tensor::NONE,
     }
 }

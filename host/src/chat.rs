@@ -6,14 +6,14 @@ use mlxcel_registry::checkpoint::{Checkpoint, GgufFile};
 use serde_json::{Map, Value, json};
 
 use crate::engine::{
-    CancelToken, EngineError, EngineFacts, EngineHandle, Event, FinishReason, GenerateRequest, GenerateStats,
-    OpenedModel,
+    CancelToken, EngineError, EngineFacts, EngineHandle, Event, FinishReason, GenerateRequest,
+    GenerateStats, OpenedModel,
 };
 use crate::sampling::SamplingParams;
 use crate::template::{ChatTemplate, Limits, RenderInput, TemplateError, TemplateSet, WallClock};
 use crate::text::{
-    BosRule, Boundary, DetokenizerOptions, EosSet, GgufTokenizer, StopError, StopMatcher, StopText, StreamStart,
-    TextError, Tokenizer,
+    BosRule, Boundary, DetokenizerOptions, EosSet, GgufTokenizer, Prompt, StopError, StopMatcher,
+    StopText, StreamStart, TextError, Tokenizer,
 };
 
 /// Why a turn failed. The conversation is as before.
@@ -77,12 +77,22 @@ impl ModelText {
         Ok(text)
     }
 
+    /// The ids of a rendered conversation.
+    pub fn encode_rendered(&self, prompt: &Prompt) -> Result<Vec<u32>, TextError> {
+        self.tokenizer.encode_template(prompt, self.bos)
+    }
+
     fn of_directory(checkpoint: &Checkpoint) -> Result<Self, ChatError> {
         let dir = checkpoint.path();
         let tokenizer = Tokenizer::from_directory(dir)?;
         let eos = EosSet::from_directory(dir, &tokenizer)?;
         let templates = optional(TemplateSet::from_directory(dir))?;
-        Ok(Self { tokenizer, eos, templates, bos: BosRule::FromTemplate })
+        Ok(Self {
+            tokenizer,
+            eos,
+            templates,
+            bos: BosRule::FromTemplate,
+        })
     }
 
     fn of_gguf(file: &GgufFile) -> Result<Self, ChatError> {
@@ -95,9 +105,16 @@ impl ModelText {
             Some((name, file.str(key).ok()??.to_owned()))
         });
         let named: Vec<(String, String)> = named.collect();
-        let default = file.str("tokenizer.chat_template").map_err(metadata_error)?;
+        let default = file
+            .str("tokenizer.chat_template")
+            .map_err(metadata_error)?;
         let templates = optional(TemplateSet::from_gguf(default, named))?;
-        Ok(Self { tokenizer, eos, templates, bos: BosRule::IfMissing })
+        Ok(Self {
+            tokenizer,
+            eos,
+            templates,
+            bos: BosRule::IfMissing,
+        })
     }
 }
 
@@ -111,7 +128,9 @@ fn optional(set: Result<TemplateSet, TemplateError>) -> Result<Option<TemplateSe
 }
 
 fn metadata_error(error: impl std::fmt::Display) -> ChatError {
-    ChatError::Metadata { message: error.to_string() }
+    ChatError::Metadata {
+        message: error.to_string(),
+    }
 }
 
 fn gguf_tokenizer(file: &GgufFile) -> Result<GgufTokenizer, ChatError> {
@@ -121,7 +140,11 @@ fn gguf_tokenizer(file: &GgufFile) -> Result<GgufTokenizer, ChatError> {
     let text = |name: &str| file.str(&key(name)).map_err(metadata_error);
     let texts = |name: &str| -> Result<Vec<String>, ChatError> {
         let list = file.strs(&key(name)).map_err(metadata_error)?;
-        Ok(list.unwrap_or_default().into_iter().map(str::to_owned).collect())
+        Ok(list
+            .unwrap_or_default()
+            .into_iter()
+            .map(str::to_owned)
+            .collect())
     };
     let model = text("model")?.ok_or_else(|| ChatError::Metadata {
         message: "the file has no \"tokenizer.ggml.model\": it holds no tokenizer".to_owned(),
@@ -130,8 +153,14 @@ fn gguf_tokenizer(file: &GgufFile) -> Result<GgufTokenizer, ChatError> {
         model: model.to_owned(),
         pre: text("pre")?.map(str::to_owned),
         tokens: texts("tokens")?,
-        scores: file.f32s(&key("scores")).map_err(metadata_error)?.unwrap_or_default(),
-        token_types: file.i32s(&key("token_type")).map_err(metadata_error)?.unwrap_or_default(),
+        scores: file
+            .f32s(&key("scores"))
+            .map_err(metadata_error)?
+            .unwrap_or_default(),
+        token_types: file
+            .i32s(&key("token_type"))
+            .map_err(metadata_error)?
+            .unwrap_or_default(),
         merges: texts("merges")?,
         bos: id("bos_token_id")?,
         eos: id("eos_token_id")?,
@@ -201,12 +230,27 @@ impl ChatSession {
         let template = if options.is_raw {
             None
         } else {
-            let set = options.template.as_ref().or(text.templates.as_ref()).ok_or(TemplateError::None)?;
+            let set = options
+                .template
+                .as_ref()
+                .or(text.templates.as_ref())
+                .ok_or(TemplateError::None)?;
             let source = set.select(None, false)?;
-            Some(ChatTemplate::compile(source, text.tokenizer.control(), Limits::default())?)
+            Some(ChatTemplate::compile(
+                source,
+                text.tokenizer.control(),
+                Limits::default(),
+            )?)
         };
-        let mut session =
-            Self { engine, text, options, template, stops, messages: Vec::new(), cancel: CancelToken::default() };
+        let mut session = Self {
+            engine,
+            text,
+            options,
+            template,
+            stops,
+            messages: Vec::new(),
+            cancel: CancelToken::default(),
+        };
         session.clear();
         Ok(session)
     }
@@ -215,7 +259,8 @@ impl ChatSession {
     pub fn clear(&mut self) {
         self.messages.clear();
         if let Some(system) = &self.options.system {
-            self.messages.push(json!({"role": "system", "content": system}));
+            self.messages
+                .push(json!({"role": "system", "content": system}));
         }
     }
 
@@ -228,10 +273,13 @@ impl ChatSession {
     pub fn ask(&mut self, text: &str, on_text: &mut dyn FnMut(&str)) -> Result<Answer, ChatError> {
         let cancel = std::mem::take(&mut self.cancel);
         let asked_before = self.messages.len();
-        let answer = self.prompt(text).and_then(|prompt| self.answer(prompt, cancel, on_text));
+        let answer = self
+            .prompt(text)
+            .and_then(|prompt| self.answer(prompt, cancel, on_text));
         match &answer {
             Ok(answer) if !self.options.is_raw => {
-                self.messages.push(json!({"role": "assistant", "content": answer.text}));
+                self.messages
+                    .push(json!({"role": "assistant", "content": answer.text}));
             }
             _ => self.messages.truncate(asked_before),
         }
@@ -240,7 +288,10 @@ impl ChatSession {
 
     fn prompt(&mut self, text: &str) -> Result<Vec<u32>, ChatError> {
         let Some(template) = &self.template else {
-            return Ok(self.text.tokenizer.encode_markup(text, Boundary::AsTrained)?);
+            return Ok(self
+                .text
+                .tokenizer
+                .encode_markup(text, Boundary::AsTrained)?);
         };
         self.messages.push(json!({"role": "user", "content": text}));
         let prompt = template.render(&RenderInput {
@@ -253,7 +304,7 @@ impl ChatSession {
             variables: &Map::new(),
             now: WallClock::now(),
         })?;
-        Ok(self.text.tokenizer.encode_template(&prompt, self.text.bos)?)
+        Ok(self.text.encode_rendered(&prompt)?)
     }
 
     fn answer(
@@ -262,8 +313,15 @@ impl ChatSession {
         cancel: CancelToken,
         on_text: &mut dyn FnMut(&str),
     ) -> Result<Answer, ChatError> {
-        let start = if self.options.is_raw { StreamStart::Continuation } else { StreamStart::Text };
-        let mut detokenizer = self.text.tokenizer.detokenizer(DetokenizerOptions { skip_control: true, start });
+        let start = if self.options.is_raw {
+            StreamStart::Continuation
+        } else {
+            StreamStart::Text
+        };
+        let mut detokenizer = self.text.tokenizer.detokenizer(DetokenizerOptions {
+            skip_control: true,
+            start,
+        });
         let mut stops = self.stops.clone();
         let mut text = String::new();
         let mut give = |piece: &str, text: &mut String| {
@@ -285,7 +343,7 @@ impl ChatSession {
                 Event::Prefill { .. } => {}
                 // Tokens that were on their way when a stop string ended the answer.
                 Event::Token { .. } if is_stopped => {}
-                Event::Token { id } => {
+                Event::Token { id, .. } => {
                     let output = stops.push(&detokenizer.push(id));
                     give(&output.text, &mut text);
                     if output.stopped.is_some() {
@@ -301,12 +359,23 @@ impl ChatSession {
                         }
                         give(&last.text, &mut text);
                     }
-                    let reason = if is_stopped { FinishReason::StopText } else { reason };
-                    return Ok(Answer { text, reason, stats });
+                    let reason = if is_stopped {
+                        FinishReason::StopText
+                    } else {
+                        reason
+                    };
+                    return Ok(Answer {
+                        text,
+                        reason,
+                        stats,
+                    });
                 }
                 Event::Failed(error) => return Err(error.into()),
             }
         }
-        Err(EngineError::Stopped { reason: "the answer ended without a word".to_owned() }.into())
+        Err(EngineError::Stopped {
+            reason: "the answer ended without a word".to_owned(),
+        }
+        .into())
     }
 }

@@ -1,13 +1,20 @@
 //! Continuous batching never changes an answer: whatever else runs, greedy tokens are those of the
 //! request alone. On tiny checkpoints of the llama line with the cpu plugin.
 
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "a failure in a test is a failed test"
+)]
+
 use std::path::Path;
 
 use mlxcel::engine::batch::BatchLimits;
 use mlxcel::engine::schedule::Budget;
 use mlxcel::engine::{
-    CancelToken, EngineError, EngineHandle, Event, FinishReason, GenerateRequest, GenerateStats, GenerateStream,
-    LoadOptions, open_model, start_engine,
+    CancelToken, EngineError, EngineHandle, Event, FinishReason, GenerateRequest, GenerateStats,
+    GenerateStream, LoadOptions, open_model, start_engine,
 };
 use mlxcel::plugin::{BackendChoice, DType, Loader};
 use mlxcel::sampling::SamplingParams;
@@ -17,17 +24,31 @@ const KV_BYTES_PER_TOKEN_IS_SMALL: u64 = 1 << 30;
 
 fn engine(variant: &str, parallel: usize, kv_budget_bytes: u64) -> EngineHandle {
     let dir = std::env::var_os("MLXCEL_TEST_PLUGINS_DIR");
-    let dir = dir.expect("MLXCEL_TEST_PLUGINS_DIR is not set: run the tests with `cargo xtask test`");
-    let inputs = SearchInputs { dirs: vec![dir.into()], ..SearchInputs::default() };
+    let dir =
+        dir.expect("MLXCEL_TEST_PLUGINS_DIR is not set: run the tests with `cargo xtask test`");
+    let inputs = SearchInputs {
+        dirs: vec![dir.into()],
+        ..SearchInputs::default()
+    };
     let catalogue = Catalogue::build(&inputs, HostProfile::CURRENT).unwrap();
     let loader = Loader::default();
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("golden/llama").join(variant);
+    let path = Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("golden/llama")
+        .join(variant);
     let opened = open_model(&path, &catalogue, &loader, None).unwrap();
-    let backend = loader.select_backend(&catalogue, &BackendChoice::Named("cpu".to_owned())).unwrap();
+    let backend = loader
+        .select_backend(&catalogue, &BackendChoice::Named("cpu".to_owned()))
+        .unwrap();
     let options = LoadOptions {
         dtype: Some(DType::F32),
         threads: 1,
-        limits: BatchLimits { parallel, budget: Budget { rows: 48, prefill_rows_beside_decode: 16 } },
+        limits: BatchLimits {
+            parallel,
+            budget: Budget {
+                rows: 48,
+                prefill_rows_beside_decode: 16,
+            },
+        },
         kv_budget_bytes: Some(kv_budget_bytes),
         ..LoadOptions::default()
     };
@@ -37,7 +58,10 @@ fn engine(variant: &str, parallel: usize, kv_budget_bytes: u64) -> EngineHandle 
 fn request(prompt: &[u32], max_new_tokens: usize) -> GenerateRequest {
     GenerateRequest {
         prompt: prompt.to_vec(),
-        sampling: SamplingParams { temperature: 0.0, ..SamplingParams::default() },
+        sampling: SamplingParams {
+            temperature: 0.0,
+            ..SamplingParams::default()
+        },
         max_new_tokens: Some(max_new_tokens),
         eos: Vec::new(),
         namespace: String::new(),
@@ -48,7 +72,7 @@ fn collect(stream: GenerateStream) -> Result<(Vec<u32>, FinishReason, GenerateSt
     let mut tokens = Vec::new();
     for event in stream {
         match event {
-            Event::Token { id } => tokens.push(id),
+            Event::Token { id, .. } => tokens.push(id),
             Event::Done { reason, stats } => return Ok((tokens, reason, stats)),
             Event::Failed(error) => return Err(error),
             Event::Prefill { .. } => {}
@@ -60,8 +84,10 @@ fn collect(stream: GenerateStream) -> Result<(Vec<u32>, FinishReason, GenerateSt
 /// Prompts of mixed lengths; some begin alike, so that prefixes are found.
 fn prompts() -> Vec<Vec<u32>> {
     let token = |i: usize, seed: usize| ((i * 7 + seed * 13) % 60 + 2) as u32;
-    let mut prompts: Vec<Vec<u32>> =
-        [1, 2, 5, 31, 32, 33, 40, 64].iter().map(|&len| (0..len).map(|i| token(i, len)).collect()).collect();
+    let mut prompts: Vec<Vec<u32>> = [1, 2, 5, 31, 32, 33, 40, 64]
+        .iter()
+        .map(|&len| (0..len).map(|i| token(i, len)).collect())
+        .collect();
     let mut alike: Vec<u32> = (0..64).map(|i| token(i, 64)).collect();
     alike.extend([9, 8, 7]);
     prompts.push(alike);
@@ -70,27 +96,54 @@ fn prompts() -> Vec<Vec<u32>> {
 
 #[test]
 fn batched_answers_are_the_solo_answers() {
-    for variant in ["llama-gqa", "mistral-window", "mlx-4bit-g32", "smollm3", "mixtral"] {
+    for variant in [
+        "llama-gqa",
+        "mistral-window",
+        "mlx-4bit-g32",
+        "smollm3",
+        "mixtral",
+    ] {
         let solo = engine(variant, 1, KV_BYTES_PER_TOKEN_IS_SMALL);
         let batch = engine(variant, 6, KV_BYTES_PER_TOKEN_IS_SMALL);
         let prompts = prompts();
         let want: Vec<Vec<u32>> = prompts
             .iter()
-            .map(|p| collect(solo.generate(request(p, 20), CancelToken::default()).unwrap()).unwrap().0)
+            .map(|p| {
+                collect(
+                    solo.generate(request(p, 20), CancelToken::default())
+                        .unwrap(),
+                )
+                .unwrap()
+                .0
+            })
             .collect();
         // Twice: the second round finds the prefixes of the first.
         for round in 0..2 {
-            let streams: Vec<GenerateStream> =
-                prompts.iter().map(|p| batch.generate(request(p, 20), CancelToken::default()).unwrap()).collect();
+            let streams: Vec<GenerateStream> = prompts
+                .iter()
+                .map(|p| {
+                    batch
+                        .generate(request(p, 20), CancelToken::default())
+                        .unwrap()
+                })
+                .collect();
             let mut cached = 0;
             for (stream, (prompt, want)) in streams.into_iter().zip(prompts.iter().zip(&want)) {
                 let (tokens, reason, stats) = collect(stream).unwrap();
-                assert_eq!(&tokens, want, "{variant}, round {round}, prompt of {}", prompt.len());
+                assert_eq!(
+                    &tokens,
+                    want,
+                    "{variant}, round {round}, prompt of {}",
+                    prompt.len()
+                );
                 assert_eq!(reason, FinishReason::MaxTokens);
                 assert!(stats.cached_tokens < prompt.len());
                 cached += stats.cached_tokens;
             }
-            assert!(round == 0 || cached > 0, "{variant}: the second round found no prefix");
+            assert!(
+                round == 0 || cached > 0,
+                "{variant}: the second round found no prefix"
+            );
         }
     }
 }
@@ -102,11 +155,27 @@ fn a_small_pool_preempts_and_changes_nothing() {
     let per_token = 2 * 2 * 2 * 16 * 4;
     let tight = engine("llama-gqa", 6, 160 * per_token);
     let prompts = prompts();
-    let streams: Vec<GenerateStream> =
-        prompts.iter().map(|p| tight.generate(request(p, 30), CancelToken::default()).unwrap()).collect();
+    let streams: Vec<GenerateStream> = prompts
+        .iter()
+        .map(|p| {
+            tight
+                .generate(request(p, 30), CancelToken::default())
+                .unwrap()
+        })
+        .collect();
     for (stream, prompt) in streams.into_iter().zip(&prompts) {
-        let want = collect(solo.generate(request(prompt, 30), CancelToken::default()).unwrap()).unwrap().0;
-        assert_eq!(collect(stream).unwrap().0, want, "prompt of {}", prompt.len());
+        let want = collect(
+            solo.generate(request(prompt, 30), CancelToken::default())
+                .unwrap(),
+        )
+        .unwrap()
+        .0;
+        assert_eq!(
+            collect(stream).unwrap().0,
+            want,
+            "prompt of {}",
+            prompt.len()
+        );
     }
 }
 
@@ -114,34 +183,69 @@ fn a_small_pool_preempts_and_changes_nothing() {
 fn cancelled_and_abandoned_requests_do_not_disturb_the_others() {
     let engine = engine("llama-gqa", 4, KV_BYTES_PER_TOKEN_IS_SMALL);
     let prompt: Vec<u32> = (2..40).collect();
-    let want = collect(engine.generate(request(&prompt, 25), CancelToken::default()).unwrap()).unwrap().0;
+    let want = collect(
+        engine
+            .generate(request(&prompt, 25), CancelToken::default())
+            .unwrap(),
+    )
+    .unwrap()
+    .0;
     for round in 0..6usize {
         let cancel = CancelToken::default();
-        let cancelled = engine.generate(request(&[5, 6, 7], 10_000), cancel.clone()).unwrap();
-        let abandoned = engine.generate(request(&prompt, 10_000), CancelToken::default()).unwrap();
-        let kept = engine.generate(request(&prompt, 25), CancelToken::default()).unwrap();
+        let cancelled = engine
+            .generate(request(&[5, 6, 7], 10_000), cancel.clone())
+            .unwrap();
+        let abandoned = engine
+            .generate(request(&prompt, 10_000), CancelToken::default())
+            .unwrap();
+        let kept = engine
+            .generate(request(&prompt, 25), CancelToken::default())
+            .unwrap();
         drop(abandoned.take(round).count());
         cancel.cancel();
         assert_eq!(collect(kept).unwrap().0, want);
         let (_, reason, _) = collect(cancelled).unwrap();
-        assert!(matches!(reason, FinishReason::Cancelled | FinishReason::ContextFull));
+        assert!(matches!(
+            reason,
+            FinishReason::Cancelled | FinishReason::ContextFull
+        ));
     }
     // The last answers are out; what is left of their step ends by itself.
     while engine.health().step_age.is_some() {
         std::thread::yield_now();
     }
     let health = engine.health();
-    assert!(health.is_alive && (health.running, health.waiting) == (0, 0), "{health:?}");
+    assert!(
+        health.is_alive && (health.running, health.waiting) == (0, 0),
+        "{health:?}"
+    );
 }
 
 #[test]
 fn requests_that_cannot_run_are_refused_with_numbers_and_the_engine_lives() {
     let engine = engine("llama-gqa", 2, KV_BYTES_PER_TOKEN_IS_SMALL);
-    let fails = |prompt: Vec<u32>| collect(engine.generate(request(&prompt, 2), CancelToken::default()).unwrap()).unwrap_err();
+    let fails = |prompt: Vec<u32>| {
+        collect(
+            engine
+                .generate(request(&prompt, 2), CancelToken::default())
+                .unwrap(),
+        )
+        .unwrap_err()
+    };
     assert!(matches!(fails(vec![]), EngineError::EmptyPrompt));
     let long = fails(vec![3; 100_000]).to_string();
     assert!(long.contains("100000 tokens"), "{long}");
     let foreign = fails(vec![3, 4_000_000]).to_string();
     assert!(foreign.contains("4000000"), "{foreign}");
-    assert_eq!(collect(engine.generate(request(&[3, 4], 2), CancelToken::default()).unwrap()).unwrap().0.len(), 2);
+    assert_eq!(
+        collect(
+            engine
+                .generate(request(&[3, 4], 2), CancelToken::default())
+                .unwrap()
+        )
+        .unwrap()
+        .0
+        .len(),
+        2
+    );
 }

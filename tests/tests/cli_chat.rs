@@ -1,5 +1,12 @@
 //! `run` and `generate` with a real model, through the real plugins: what `cargo xtask test` prepares.
 
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "a failure in a test is a failed test"
+)]
+
 use std::path::Path;
 
 use mlxcel_tests::cli::{Finished, Mlxcel, real_model};

@@ -1,5 +1,12 @@
 //! Model files that are not in order, and `inspect` on those that are. Needs no backend.
 
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "a failure in a test is a failed test"
+)]
+
 use std::path::Path;
 
 use mlxcel_registry::checkpoint::testing::SafetensorsBuilder;

@@ -1,5 +1,12 @@
 //! `list`, `rm` and `download`, against a store on disk and a hub on the loopback address.
 
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "a failure in a test is a failed test"
+)]
+
 mod hub;
 
 use hub::Hub;

@@ -1,5 +1,12 @@
 //! `arch`, `plugin` and `doctor`: with no plugin, with good ones, and with each kind of bad one.
 
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "a failure in a test is a failed test"
+)]
+
 use std::path::Path;
 
 use mlxcel_tests::cli::{Finished, Mlxcel, real_plugins};

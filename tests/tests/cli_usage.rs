@@ -1,5 +1,12 @@
 //! The command line itself: help, versions, what is refused.
 
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "a failure in a test is a failed test"
+)]
+
 use mlxcel_tests::cli::Mlxcel;
 
 #[test]

@@ -1,6 +1,13 @@
 //! The conformance suite of the SDK's test kit on every backend that can run here: one test for
 //! every group of operations.
 
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "a failure in a test is a failed test"
+)]
+
 #[path = "conformance/subject.rs"]
 mod subject;
 

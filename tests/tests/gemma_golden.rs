@@ -4,6 +4,13 @@
 //! How the checkpoints and numbers were made is in `tests/golden/tools/README.md`. Needs the
 //! plugins that `cargo xtask test` prepares.
 
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "a failure in a test is a failed test"
+)]
+
 use mlxcel::plugin::DType;
 use mlxcel_tests::golden::{Case, check, engine, folder, golden, open, worst_distance};
 
@@ -87,7 +94,11 @@ fn an_encoder_is_refused() {
     let config = std::fs::read_to_string(from.join("config.json")).unwrap();
     let config = config.replace("Gemma3ForCausalLM", "Gemma3TextModel");
     std::fs::write(dir.path().join("config.json"), config).unwrap();
-    std::fs::copy(from.join("model.safetensors"), dir.path().join("model.safetensors")).unwrap();
+    std::fs::copy(
+        from.join("model.safetensors"),
+        dir.path().join("model.safetensors"),
+    )
+    .unwrap();
     let error = open(dir.path(), 0, DType::F32).err().unwrap();
     assert!(
         error.contains("Gemma3TextModel") && error.contains("not supported"),

@@ -4,6 +4,13 @@
 //! How the checkpoints and numbers were made is in `tests/golden/tools/README.md`. Needs the
 //! plugins that `cargo xtask test` prepares.
 
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "a failure in a test is a failed test"
+)]
+
 use mlxcel::plugin::DType;
 use mlxcel_tests::golden::{Case, engine, folder, golden, worst_distance};
 
@@ -14,7 +21,11 @@ fn check(variant: &str, file: &str, prompts: &[&str], ctx_size: usize) {
         prompts,
         ctx_size,
         // Q6_K has groups of 16, which MLX's form does not know: it is expanded to f16, which rounds.
-        limit: if variant == "gguf-kquants" { 1e-3 } else { 1e-4 },
+        limit: if variant == "gguf-kquants" {
+            1e-3
+        } else {
+            1e-4
+        },
     });
 }
 
@@ -108,8 +119,16 @@ fn legacy_configs_read_alike() {
     ] {
         let dir = tempfile::tempdir().unwrap();
         let from = folder("llama", variant);
-        std::fs::copy(from.join("config.legacy.json"), dir.path().join("config.json")).unwrap();
-        std::fs::copy(from.join("model.safetensors"), dir.path().join("model.safetensors")).unwrap();
+        std::fs::copy(
+            from.join("config.legacy.json"),
+            dir.path().join("config.json"),
+        )
+        .unwrap();
+        std::fs::copy(
+            from.join("model.safetensors"),
+            dir.path().join("model.safetensors"),
+        )
+        .unwrap();
         let off = worst_distance(&golden(&from), &engine(dir.path(), 0, DType::F32));
         assert!(off < 1e-4, "{variant}: {off}");
     }

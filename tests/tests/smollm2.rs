@@ -3,11 +3,19 @@
 //!
 //! Needs the model and the plugins that `cargo xtask test` prepares.
 
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "a failure in a test is a failed test"
+)]
+
 use std::path::PathBuf;
 
 use mlxcel::chat::{ChatOptions, ChatSession, ModelText};
 use mlxcel::engine::{
-    CancelToken, EngineFacts, EngineHandle, Event, FinishReason, GenerateRequest, LoadOptions, open_model, start_engine,
+    CancelToken, EngineFacts, EngineHandle, Event, FinishReason, GenerateRequest, LoadOptions,
+    open_model, start_engine,
 };
 use mlxcel::plugin::{BackendChoice, Loader};
 use mlxcel::sampling::SamplingParams;
@@ -16,7 +24,9 @@ use serde_json::Value;
 
 fn required(name: &str) -> PathBuf {
     let value = std::env::var_os(name);
-    PathBuf::from(value.unwrap_or_else(|| panic!("{name} is not set: run the tests with `cargo xtask test`")))
+    PathBuf::from(
+        value.unwrap_or_else(|| panic!("{name} is not set: run the tests with `cargo xtask test`")),
+    )
 }
 
 fn catalogue() -> Catalogue {
@@ -29,7 +39,13 @@ fn catalogue() -> Catalogue {
 
 fn engine() -> (EngineHandle, EngineFacts, ModelText) {
     let (catalogue, loader) = (catalogue(), Loader::default());
-    let opened = open_model(&required("MLXCEL_TEST_MODEL_GGUF"), &catalogue, &loader, None).unwrap();
+    let opened = open_model(
+        &required("MLXCEL_TEST_MODEL_GGUF"),
+        &catalogue,
+        &loader,
+        None,
+    )
+    .unwrap();
     let backend = loader
         .select_backend(&catalogue, &BackendChoice::Named("cpu".to_owned()))
         .unwrap();
@@ -60,14 +76,17 @@ fn ids(value: &Value) -> Vec<u32> {
 fn greedy(engine: &EngineHandle, prompt: Vec<u32>, n: usize) -> Vec<u32> {
     let request = GenerateRequest {
         prompt,
-        sampling: SamplingParams { temperature: 0.0, ..SamplingParams::default() },
+        sampling: SamplingParams {
+            temperature: 0.0,
+            ..SamplingParams::default()
+        },
         max_new_tokens: Some(n),
         eos: Vec::new(),
         namespace: String::new(),
     };
     let events = engine.generate(request, CancelToken::default()).unwrap();
     let tokens = events.filter_map(|event| match event {
-        Event::Token { id } => Some(id),
+        Event::Token { id, .. } => Some(id),
         Event::Failed(error) => panic!("{error}"),
         _ => None,
     });
@@ -84,7 +103,10 @@ fn logits_and_greedy_tokens_match_the_references() {
         for reference in ["exact", "f16"] {
             let limit = if reference == "exact" { 1e-3 } else { 2e-2 };
             for pair in prompt[reference]["top10"].as_array().unwrap() {
-                let (id, want) = (pair[0].as_u64().unwrap() as usize, pair[1].as_f64().unwrap());
+                let (id, want) = (
+                    pair[0].as_u64().unwrap() as usize,
+                    pair[1].as_f64().unwrap(),
+                );
                 let off = (f64::from(logits[id]) - want).abs();
                 assert!(
                     off < limit,
@@ -102,15 +124,31 @@ fn logits_and_greedy_tokens_match_the_references() {
 #[test]
 fn a_chat_answers_on_topic_and_remembers() {
     let (engine, facts, text) = engine();
-    let options = ChatOptions { max_new_tokens: Some(40), ..ChatOptions::default() };
+    let options = ChatOptions {
+        max_new_tokens: Some(40),
+        ..ChatOptions::default()
+    };
     let mut chat = ChatSession::new(engine, &facts, text, options).unwrap();
     let mut streamed = String::new();
-    let answer = chat.ask("What is the capital of France?", &mut |piece| streamed.push_str(piece)).unwrap();
+    let answer = chat
+        .ask("What is the capital of France?", &mut |piece| {
+            streamed.push_str(piece)
+        })
+        .unwrap();
     assert!(answer.text.contains("Paris"), "{}", answer.text);
-    assert_eq!((&answer.text, answer.reason), (&streamed, FinishReason::Eos));
-    let second = chat.ask("Which country did I ask about?", &mut |_| {}).unwrap();
+    assert_eq!(
+        (&answer.text, answer.reason),
+        (&streamed, FinishReason::Eos)
+    );
+    let second = chat
+        .ask("Which country did I ask about?", &mut |_| {})
+        .unwrap();
     // A model of this size does not answer well, but it knows what was talked about.
-    assert!(second.text.contains("Fren") || second.text.contains("France"), "{}", second.text);
+    assert!(
+        second.text.contains("Fren") || second.text.contains("France"),
+        "{}",
+        second.text
+    );
     // Full pages of the first turn are found again.
     assert!(second.stats.cached_tokens >= 32, "{:?}", second.stats);
 }
@@ -120,7 +158,10 @@ fn text_equals_the_reference_tokenizer() {
     let (.., text) = engine();
     for case in golden()["tokenizer"].as_array().unwrap() {
         let (plain, want) = (case["text"].as_str().unwrap(), ids(&case["ids"]));
-        let got = text.tokenizer.encode_markup(plain, mlxcel::text::Boundary::AsTrained).unwrap();
+        let got = text
+            .tokenizer
+            .encode_markup(plain, mlxcel::text::Boundary::AsTrained)
+            .unwrap();
         assert_eq!(got, want, "{plain:?}");
     }
 }

@@ -4,6 +4,13 @@
 //! The two directories are written here from the file, so that nothing large is checked in. Needs the
 //! model and the plugins that `cargo xtask test` prepares.
 
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "a failure in a test is a failed test"
+)]
+
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
@@ -15,11 +22,16 @@ use serde_json::{Map, Value, json};
 
 fn required(name: &str) -> PathBuf {
     let value = std::env::var_os(name);
-    PathBuf::from(value.unwrap_or_else(|| panic!("{name} is not set: run the tests with `cargo xtask test`")))
+    PathBuf::from(
+        value.unwrap_or_else(|| panic!("{name} is not set: run the tests with `cargo xtask test`")),
+    )
 }
 
 fn open(path: &Path) -> OpenedModel {
-    let inputs = SearchInputs { dirs: vec![required("MLXCEL_TEST_PLUGINS_DIR")], ..SearchInputs::default() };
+    let inputs = SearchInputs {
+        dirs: vec![required("MLXCEL_TEST_PLUGINS_DIR")],
+        ..SearchInputs::default()
+    };
     let catalogue = Catalogue::build(&inputs, HostProfile::CURRENT).unwrap();
     let loader = Loader::default();
     open_model(path, &catalogue, &loader, None).unwrap()
@@ -63,7 +75,11 @@ fn write(dir: &Path, config: &Value, tensors: &BTreeMap<String, Stored>) {
 
 fn load(checkpoint: &Checkpoint, name: &str) -> Stored {
     let data = checkpoint.load(name).unwrap();
-    Stored { dtype: data.dtype, shape: data.shape, bytes: data.bytes.to_vec() }
+    Stored {
+        dtype: data.dtype,
+        shape: data.shape,
+        bytes: data.bytes.to_vec(),
+    }
 }
 
 /// The MLX-quantised directory: the tensors as they are, and a word on each module.
@@ -75,7 +91,10 @@ fn write_repack(checkpoint: &Checkpoint, dir: &Path) {
         tensors.insert(name.to_owned(), load(checkpoint, name));
         if let Some(path) = name.strip_suffix(".scales") {
             let spec = checkpoint.quant_for(path).unwrap();
-            quantization.insert(path.to_owned(), json!({"bits": spec.bits, "group_size": spec.group_size}));
+            quantization.insert(
+                path.to_owned(),
+                json!({"bits": spec.bits, "group_size": spec.group_size}),
+            );
         }
     }
     quantization.insert("bits".to_owned(), json!(4));
@@ -85,36 +104,57 @@ fn write_repack(checkpoint: &Checkpoint, dir: &Path) {
 }
 
 fn f16s(bytes: &[u8]) -> Vec<f32> {
-    bytes.chunks_exact(2).map(|b| half::f16::from_le_bytes([b[0], b[1]]).to_f32()).collect()
+    bytes
+        .chunks_exact(2)
+        .map(|b| half::f16::from_le_bytes([b[0], b[1]]).to_f32())
+        .collect()
 }
 
 fn f16_bytes(values: impl Iterator<Item = f32>) -> Vec<u8> {
-    values.flat_map(|x| half::f16::from_f32(x).to_le_bytes()).collect()
+    values
+        .flat_map(|x| half::f16::from_f32(x).to_le_bytes())
+        .collect()
 }
 
 /// The f16 directory: every weight expanded and rounded once.
 fn write_f16(checkpoint: &Checkpoint, dir: &Path) {
     let mut tensors = BTreeMap::new();
-    for name in checkpoint.names().filter(|name| !name.ends_with(".scales") && !name.ends_with(".biases")) {
+    for name in checkpoint
+        .names()
+        .filter(|name| !name.ends_with(".scales") && !name.ends_with(".biases"))
+    {
         let stored = load(checkpoint, name);
         let path = name.strip_suffix(".weight").unwrap_or(name);
         let expanded = match checkpoint.quant_for(path) {
             None => {
-                let values = stored.bytes.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]]));
-                Stored { dtype: checkpoint::DType::F16, bytes: f16_bytes(values), ..stored }
+                let values = stored
+                    .bytes
+                    .chunks_exact(4)
+                    .map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]]));
+                Stored {
+                    dtype: checkpoint::DType::F16,
+                    bytes: f16_bytes(values),
+                    ..stored
+                }
             }
             Some(spec) => {
                 let factor = |part: &str| f16s(&load(checkpoint, &format!("{path}.{part}")).bytes);
                 let (scales, biases) = (factor("scales"), factor("biases"));
                 let per_byte = 8 / spec.bits as usize;
                 let mask = ((1u16 << spec.bits) - 1) as u8;
-                let codes = stored.bytes.iter().flat_map(|byte| (0..per_byte).map(move |i| (byte >> (i as u32 * spec.bits)) & mask));
+                let codes = stored.bytes.iter().flat_map(|byte| {
+                    (0..per_byte).map(move |i| (byte >> (i as u32 * spec.bits)) & mask)
+                });
                 let values = codes.enumerate().map(|(i, code)| {
                     let group = i / spec.group_size as usize;
                     f32::from(code) * scales[group] + biases[group]
                 });
                 let columns = stored.shape[1] * 32 / spec.bits as usize;
-                Stored { dtype: checkpoint::DType::F16, shape: vec![stored.shape[0], columns], bytes: f16_bytes(values) }
+                Stored {
+                    dtype: checkpoint::DType::F16,
+                    shape: vec![stored.shape[0], columns],
+                    bytes: f16_bytes(values),
+                }
             }
         };
         tensors.insert(name.to_owned(), expanded);
@@ -125,8 +165,21 @@ fn write_f16(checkpoint: &Checkpoint, dir: &Path) {
 fn golden_prompts() -> Vec<Vec<u32>> {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/golden/smollm2.json");
     let golden: Value = serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap();
-    let prompts = golden["prompts"].as_array().unwrap().iter().filter(|p| p["name"] != "english");
-    prompts.map(|p| p["ids"].as_array().unwrap().iter().map(|id| id.as_u64().unwrap() as u32).collect()).collect()
+    let prompts = golden["prompts"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .filter(|p| p["name"] != "english");
+    prompts
+        .map(|p| {
+            p["ids"]
+                .as_array()
+                .unwrap()
+                .iter()
+                .map(|id| id.as_u64().unwrap() as u32)
+                .collect()
+        })
+        .collect()
 }
 
 #[test]
@@ -138,13 +191,20 @@ fn gguf_repack_and_f16_directory_agree() {
     write_f16(&opened.checkpoint, f16.path());
     let logits = |path: &Path| -> Vec<Vec<f32>> {
         let engine = engine(path);
-        golden_prompts().into_iter().map(|prompt| engine.score(prompt).unwrap()).collect()
+        golden_prompts()
+            .into_iter()
+            .map(|prompt| engine.score(prompt).unwrap())
+            .collect()
     };
     let (want, packed, rounded) = (logits(&file), logits(repack.path()), logits(f16.path()));
     for (prompt, want) in want.iter().enumerate() {
         // The same bits take the same way.
         assert_eq!(&packed[prompt], want);
-        let off = rounded[prompt].iter().zip(want).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+        let off = rounded[prompt]
+            .iter()
+            .zip(want)
+            .map(|(a, b)| (a - b).abs())
+            .fold(0.0, f32::max);
         // Over all 49,152 logits; the recorded references differ by 0.012 in their top ten.
         assert!(off < 4e-2, "f16 weights are off by {off}");
     }

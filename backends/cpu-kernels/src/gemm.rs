@@ -285,9 +285,9 @@ mod tests {
                     &mut pool,
                     &Product {
                         x: &x,
-                        weight: weight,
-                        rows: rows,
-                        columns: columns
+                        weight,
+                        rows,
+                        columns,
                     },
                     &mut y,
                     &scratch
@@ -340,9 +340,9 @@ mod tests {
                     &mut pool,
                     &Product {
                         x: &x,
-                        weight: weight,
-                        rows: rows,
-                        columns: columns
+                        weight,
+                        rows,
+                        columns,
                     },
                     &mut y,
                     &scratch

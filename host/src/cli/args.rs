@@ -7,7 +7,9 @@ use std::sync::OnceLock;
 
 use clap::{Args, Parser, Subcommand};
 
-use super::{arch, doctor, download, generate, inspect, list, plugin, probe, rm, run};
+use super::{
+    arch, bench, doctor, download, generate, inspect, list, plugin, probe, rm, run, serve,
+};
 
 /// Version of the product. The plugin interface has one of its own.
 pub const VERSION: &str = env!("CARGO_PKG_VERSION");
@@ -46,6 +48,8 @@ pub enum Command {
     /// Answer one prompt and end
     #[command(visible_alias = "gen")]
     Generate(Box<generate::GenerateArgs>),
+    /// Serve a model over HTTP
+    Serve(Box<serve::ServeArgs>),
     /// List the models in the store
     List(list::ListArgs),
     /// Remove a model from the store
@@ -59,6 +63,8 @@ pub enum Command {
     /// List, show and verify plugins
     #[command(subcommand)]
     Plugin(plugin::PluginCommand),
+    /// Measure the speed of a model on this machine
+    Bench(bench::BenchArgs),
     /// Examine the installation and say what to do
     Doctor(doctor::DoctorArgs),
     /// Try a plugin file in this process, for a parent that waits
@@ -110,12 +116,14 @@ impl Command {
         match self {
             Self::Run(args) => args.generation.log,
             Self::Generate(args) => args.generation.log,
+            Self::Serve(args) => args.log,
             Self::List(_) | Self::Probe(_) => LogArgs::default(),
             Self::Rm(args) => args.log,
             Self::Download(args) => args.log,
             Self::Inspect(args) => args.log,
             Self::Arch(args) => args.log,
             Self::Plugin(command) => command.log(),
+            Self::Bench(args) => args.log,
             Self::Doctor(args) => args.log,
         }
     }

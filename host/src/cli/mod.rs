@@ -6,6 +6,7 @@
 
 mod arch;
 mod args;
+mod bench;
 mod console;
 mod doctor;
 mod download;
@@ -25,6 +26,7 @@ mod progress;
 mod repl;
 mod rm;
 mod run;
+mod serve;
 mod session;
 mod table;
 
@@ -37,20 +39,13 @@ use console::Console;
 use error::CliError;
 use exit::Exit;
 
+pub use serve::server_main;
+
 /// Runs the program with the arguments of this process.
 pub fn main() -> ExitCode {
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
-        Err(error) => {
-            let exit = if error.use_stderr() {
-                Exit::Usage
-            } else {
-                Exit::Success
-            };
-            // Help that nobody reads to its end is no failure.
-            let _ = error.print();
-            return exit.into();
-        }
+        Err(error) => return usage(&error),
     };
     if let Command::Probe(args) = &cli.command {
         return probe::run(args);
@@ -58,6 +53,23 @@ pub fn main() -> ExitCode {
     let log = cli.command.log();
     let console = Console::new(log.quiet);
     let outcome = logging::start(log.verbose).and_then(|()| run(&cli.command, &console));
+    report(outcome, &console)
+}
+
+/// Help, or what is wrong with the arguments.
+fn usage(error: &clap::Error) -> ExitCode {
+    let exit = if error.use_stderr() {
+        Exit::Usage
+    } else {
+        Exit::Success
+    };
+    // Help that nobody reads to its end is no failure.
+    let _ = error.print();
+    exit.into()
+}
+
+/// Tells how it went.
+fn report(outcome: Result<Exit, CliError>, console: &Console) -> ExitCode {
     match outcome {
         Ok(exit) => exit.into(),
         Err(error) => {
@@ -73,12 +85,14 @@ fn run(command: &Command, console: &Console) -> Result<Exit, CliError> {
     match command {
         Command::Run(args) => run::run(args, console),
         Command::Generate(args) => generate::run(args, console),
+        Command::Serve(args) => serve::run(args, console),
         Command::List(args) => list::run(args, console),
         Command::Rm(args) => rm::run(args, console),
         Command::Download(args) => download::run(args, console),
         Command::Inspect(args) => inspect::run(args, console),
         Command::Arch(args) => arch::run(args, console),
         Command::Plugin(command) => plugin::run(command, console),
+        Command::Bench(args) => bench::run(args, console),
         Command::Doctor(args) => doctor::run(args, console),
         // Answered before anything else was set up.
         Command::Probe(_) => Ok(Exit::Success),

@@ -104,7 +104,8 @@ impl Chat for Session {
     }
 }
 
-fn headline(resolved: &Resolved, facts: &EngineFacts) -> String {
+/// What runs where, for people.
+pub fn headline(resolved: &Resolved, facts: &EngineFacts) -> String {
     let model = match &resolved.repo_id {
         Some(id) => id.to_string(),
         None => resolved.path.display().to_string(),

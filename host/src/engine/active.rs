@@ -3,17 +3,19 @@
 use std::sync::mpsc::Sender;
 use std::time::{Duration, Instant};
 
-use crate::sampling::Sampler;
+use crate::sampling::{Sample, Sampler};
 
 use super::error::EngineError;
-use super::request::{CancelToken, Event, FinishReason, GenerateRequest, GenerateStats};
+use super::request::{CancelToken, Event, EventSink, FinishReason, GenerateRequest, GenerateStats};
 use super::schedule::Need;
 use super::sequence::Sequence;
 
 /// Whom a request answers.
 pub enum Reply {
-    /// A stream of events.
+    /// A stream of events that a thread reads.
     Events(Sender<Event>),
+    /// Whoever took the request.
+    Sink(Box<dyn EventSink>),
     /// The logits after the last token, once.
     Logits(Sender<Result<Vec<f32>, EngineError>>),
 }
@@ -36,16 +38,32 @@ pub struct Active {
 }
 
 impl Active {
-    /// A request that has not begun.
-    pub fn new(request: GenerateRequest, cancel: CancelToken, reply: Reply) -> Result<Self, (EngineError, Reply)> {
+    /// A request that has not begun. None when it cannot be made, which `reply` was told.
+    pub fn new(request: GenerateRequest, cancel: CancelToken, reply: Reply) -> Option<Self> {
         let sampler = match Sampler::new(&request.sampling, &request.prompt) {
             Ok(sampler) => sampler,
-            Err(error) => return Err((error.into(), reply)),
+            Err(error) => {
+                fail(&reply, error.into());
+                return None;
+            }
         };
-        let stats = GenerateStats { prompt_tokens: request.prompt.len(), ..GenerateStats::default() };
+        let stats = GenerateStats {
+            prompt_tokens: request.prompt.len(),
+            ..GenerateStats::default()
+        };
         let tokens = request.prompt.clone();
         let arrived = Instant::now();
-        Ok(Self { request, cancel, sequence: Sequence::default(), reply, sampler, tokens, stats, arrived, first_token: None })
+        Some(Self {
+            request,
+            cancel,
+            sequence: Sequence::default(),
+            reply,
+            sampler,
+            tokens,
+            stats,
+            arrived,
+            first_token: None,
+        })
     }
 
     /// All tokens that are known: prompt and answer so far.
@@ -96,7 +114,11 @@ impl Active {
     }
 
     /// Takes the logits after its last token. Gives the reason when it ended.
-    pub fn take_logits(&mut self, mut logits: Vec<f32>, context_tokens: usize) -> Result<Option<FinishReason>, EngineError> {
+    pub fn take_logits(
+        &mut self,
+        logits: Vec<f32>,
+        context_tokens: usize,
+    ) -> Result<Option<FinishReason>, EngineError> {
         if let Reply::Logits(reply) = &self.reply {
             // A caller that no longer waits needs no answer.
             let _ = reply.send(Ok(logits));
@@ -104,7 +126,7 @@ impl Active {
         }
         let now = Instant::now();
         let first = *self.first_token.get_or_insert(now);
-        let token = self.sampler.sample(&mut logits)?.token;
+        let Sample { token, logprobs } = self.sampler.sample(&logits)?;
         self.stats.prefill = first - self.arrived;
         self.stats.decode = now - first;
         self.stats.generated_tokens += 1;
@@ -112,7 +134,10 @@ impl Active {
         if self.request.eos.contains(&token) {
             return Ok(Some(FinishReason::Eos));
         }
-        self.send(Event::Token { id: token });
+        self.send(Event::Token {
+            id: token,
+            logprobs: logprobs.map(Box::new),
+        });
         let most = self.request.max_new_tokens;
         if most.is_some_and(|most| self.stats.generated_tokens >= most) {
             return Ok(Some(FinishReason::MaxTokens));
@@ -122,9 +147,7 @@ impl Active {
     }
 
     fn send(&self, event: Event) {
-        if let Reply::Events(events) = &self.reply
-            && events.send(event).is_err()
-        {
+        if !deliver(&self.reply, event) {
             // The reader has gone.
             self.cancel.cancel();
         }
@@ -132,9 +155,13 @@ impl Active {
 
     /// Reports the end.
     pub fn finish(self, reason: FinishReason) {
-        if let Reply::Events(events) = &self.reply {
-            let _ = events.send(Event::Done { reason, stats: self.stats });
-        }
+        deliver(
+            &self.reply,
+            Event::Done {
+                reason,
+                stats: self.stats,
+            },
+        );
     }
 
     /// Reports a failure.
@@ -148,10 +175,19 @@ impl Active {
     }
 }
 
-/// Reports a failure to a request that may never have begun. A reader that has gone needs none.
-pub fn fail(reply: &Reply, error: EngineError) {
+/// Hands an event over. Whether anybody wants more.
+fn deliver(reply: &Reply, event: Event) -> bool {
     match reply {
-        Reply::Events(events) => drop(events.send(Event::Failed(error))),
+        Reply::Events(events) => events.send(event).is_ok(),
+        Reply::Sink(sink) => sink.send(event),
+        Reply::Logits(_) => true,
+    }
+}
+
+/// Reports a failure to a request that may never have begun. A reader that has gone needs none.
+fn fail(reply: &Reply, error: EngineError) {
+    match reply {
         Reply::Logits(logits) => drop(logits.send(Err(error))),
+        _ => drop(deliver(reply, Event::Failed(error))),
     }
 }

@@ -2,12 +2,13 @@
 
 use std::collections::VecDeque;
 
-use super::active::{Active, Reply, fail};
+use super::active::Active;
 use super::error::EngineError;
+use super::figures::EngineFigures;
 use super::pack::Span;
 use super::request::FinishReason;
-use super::runner::{PREFILL_CHUNK, Runner};
-use super::schedule::{Budget, plan};
+use super::runner::{PAGE_SIZE, PREFILL_CHUNK, Runner};
+use super::schedule::{Budget, Need, plan};
 
 /// Bounds of the batch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -20,7 +21,13 @@ pub struct BatchLimits {
 
 impl Default for BatchLimits {
     fn default() -> Self {
-        Self { parallel: 1, budget: Budget { rows: PREFILL_CHUNK, prefill_rows_beside_decode: 128 } }
+        Self {
+            parallel: 1,
+            budget: Budget {
+                rows: PREFILL_CHUNK,
+                prefill_rows_beside_decode: 128,
+            },
+        }
     }
 }
 
@@ -30,12 +37,20 @@ pub struct Batch {
     limits: BatchLimits,
     running: Vec<Active>,
     waiting: VecDeque<Active>,
+    /// Counters alone; what is held is read when it is asked for.
+    counters: EngineFigures,
 }
 
 impl Batch {
     /// An empty batch.
     pub fn new(runner: Runner, limits: BatchLimits) -> Self {
-        Self { runner, limits, running: Vec::new(), waiting: VecDeque::new() }
+        Self {
+            runner,
+            limits,
+            running: Vec::new(),
+            waiting: VecDeque::new(),
+            counters: EngineFigures::default(),
+        }
     }
 
     /// Whether there is nothing to do.
@@ -48,6 +63,27 @@ impl Batch {
         (self.running.len(), self.waiting.len())
     }
 
+    /// What was done so far and is held now.
+    pub fn figures(&self) -> EngineFigures {
+        let (pages_in_use, pages_total) = self.runner.pages();
+        let (prefix, prefix_pages) = self.runner.prefix();
+        let kv_bytes = self.runner.kv_bytes();
+        EngineFigures {
+            pages_in_use,
+            pages_total,
+            page_tokens: PAGE_SIZE,
+            kv_bytes,
+            prefix_pages,
+            prefix,
+            ..self.counters
+        }
+    }
+
+    /// Empties the prefix cache.
+    pub fn clear_prefix(&mut self) {
+        self.runner.clear_prefix();
+    }
+
     /// The model and its caches.
     pub fn runner(&self) -> &Runner {
         &self.runner
@@ -55,11 +91,15 @@ impl Batch {
 
     /// Takes a request, or refuses it at once when it could never run.
     pub fn add(&mut self, active: Active) {
-        let (prompt_tokens, context_tokens) = (active.request.prompt.len(), self.runner.context_tokens());
+        let (prompt_tokens, context_tokens) =
+            (active.request.prompt.len(), self.runner.context_tokens());
         let problem = if prompt_tokens == 0 {
             Some(EngineError::EmptyPrompt)
         } else if prompt_tokens > context_tokens {
-            Some(EngineError::PromptTooLong { prompt_tokens, context_tokens })
+            Some(EngineError::PromptTooLong {
+                prompt_tokens,
+                context_tokens,
+            })
         } else {
             self.runner.check_tokens(&active.request.prompt).err()
         };
@@ -77,8 +117,12 @@ impl Batch {
         if rows.iter().all(|rows| *rows == 0) {
             return;
         }
-        let wants: Vec<bool> =
-            self.running.iter().zip(&rows).map(|(active, rows)| *rows > 0 && active.wants_logits(*rows)).collect();
+        let wants: Vec<bool> = self
+            .running
+            .iter()
+            .zip(&rows)
+            .map(|(active, rows)| *rows > 0 && active.wants_logits(*rows))
+            .collect();
         let spans: Vec<Span<'_>> = self
             .running
             .iter()
@@ -91,10 +135,30 @@ impl Batch {
                 wants_logits: *wants,
             })
             .collect();
-        match self.runner.step(&spans) {
+        let outcome = self.runner.step(&spans);
+        self.count(&rows);
+        match outcome {
             Ok(logits) => self.take(&rows, &wants, logits),
             Err(error) => self.fail_all(error),
         }
+    }
+
+    fn count(&mut self, rows: &[usize]) {
+        let (mut prefill, mut decode, mut busy) = (0u64, 0u64, 0u64);
+        for (active, rows) in self.running.iter().zip(rows).filter(|(_, rows)| **rows > 0) {
+            busy += 1;
+            match active.need() {
+                Need::Decode => decode += 1,
+                Need::Prefill(_) => prefill += *rows as u64,
+            }
+            let tokens = (active.sequence.len() + rows) as u64;
+            self.counters.longest_tokens = self.counters.longest_tokens.max(tokens);
+        }
+        self.counters.steps += 1;
+        self.counters.mixed_steps += u64::from(prefill > 0 && decode > 0);
+        self.counters.prefill_rows += prefill;
+        self.counters.decode_rows += decode;
+        self.counters.busy_sequences += busy;
     }
 
     fn drop_cancelled(&mut self) {
@@ -118,8 +182,13 @@ impl Batch {
 
     fn admit(&mut self) {
         while self.running.len() < self.limits.parallel {
-            let Some(mut active) = self.waiting.pop_front() else { break };
-            let sequence = self.runner.begin(&active.request.namespace, active.tokens());
+            let Some(mut active) = self.waiting.pop_front() else {
+                break;
+            };
+            let sequence = self
+                .runner
+                .begin(&active.request.namespace, active.tokens());
+            self.counters.started += u64::from(!active.has_begun());
             active.begin_with(sequence);
             self.running.push(active);
         }
@@ -133,15 +202,21 @@ impl Batch {
             let needs: Vec<_> = self.running.iter().map(Active::need).collect();
             let mut rows = plan(&needs, self.limits.budget);
             for index in 0..rows.len() {
-                let (Some(active), Some(rows)) = (self.running.get_mut(index), rows.get_mut(index)) else { break };
+                let (Some(active), Some(rows)) = (self.running.get_mut(index), rows.get_mut(index))
+                else {
+                    break;
+                };
                 if *rows == 0 {
                     continue;
                 }
-                let Err(error) = self.runner.reserve(&mut active.sequence, *rows) else { continue };
+                let Err(error) = self.runner.reserve(&mut active.sequence, *rows) else {
+                    continue;
+                };
                 if self.running.len() > 1 {
                     self.preempt_youngest();
                 } else if let Some(mut active) = self.running.pop() {
                     self.runner.forget(&mut active.sequence);
+                    self.counters.ended += 1;
                     active.fail(error);
                 }
                 continue 'again;
@@ -151,8 +226,14 @@ impl Batch {
     }
 
     fn preempt_youngest(&mut self) {
-        let youngest = self.running.iter().enumerate().min_by_key(|(_, active)| active.age()).map(|(index, _)| index);
+        let youngest = self
+            .running
+            .iter()
+            .enumerate()
+            .min_by_key(|(_, active)| active.age())
+            .map(|(index, _)| index);
         let Some(index) = youngest else { return };
+        self.counters.preemptions += 1;
         let mut active = self.running.remove(index);
         let sequence = std::mem::take(&mut active.sequence);
         // Its pages stay in the cache as long as there is room, so that little is computed twice.
@@ -164,7 +245,12 @@ impl Batch {
         let context_tokens = self.runner.context_tokens();
         let mut logits = logits.into_iter();
         let mut ended = Vec::new();
-        for (index, (active, (rows, wants))) in self.running.iter_mut().zip(rows.iter().zip(wants)).enumerate() {
+        for (index, (active, (rows, wants))) in self
+            .running
+            .iter_mut()
+            .zip(rows.iter().zip(wants))
+            .enumerate()
+        {
             if *rows == 0 {
                 continue;
             }
@@ -172,8 +258,13 @@ impl Batch {
             if !wants {
                 continue;
             }
-            let missing = || EngineError::Internal { message: "a step that wanted logits gave none".to_owned() };
-            let outcome = logits.next().ok_or_else(missing).and_then(|l| active.take_logits(l, context_tokens));
+            let missing = || EngineError::Internal {
+                message: "a step that wanted logits gave none".to_owned(),
+            };
+            let outcome = logits
+                .next()
+                .ok_or_else(missing)
+                .and_then(|l| active.take_logits(l, context_tokens));
             match outcome {
                 Ok(None) => {}
                 Ok(Some(reason)) => ended.push((index, Ok(reason))),
@@ -186,6 +277,7 @@ impl Batch {
                 Err(error) => {
                     let mut active = self.running.remove(index);
                     self.runner.forget(&mut active.sequence);
+                    self.counters.ended += 1;
                     active.fail(error);
                 }
             }
@@ -196,6 +288,7 @@ impl Batch {
         let mut active = self.running.remove(index);
         let sequence = std::mem::take(&mut active.sequence);
         self.runner.end(&active.request.namespace, sequence);
+        self.counters.ended += 1;
         active.finish(reason);
     }
 
@@ -204,9 +297,13 @@ impl Batch {
     pub fn fail_all(&mut self, error: EngineError) {
         let message = error.to_string();
         let mut first = Some(error);
+        self.counters.failed_steps += 1;
+        self.counters.ended += self.running.len() as u64;
         for mut active in std::mem::take(&mut self.running) {
             self.runner.forget(&mut active.sequence);
-            let own = first.take().unwrap_or_else(|| EngineError::StepFailed { message: message.clone() });
+            let own = first.take().unwrap_or_else(|| EngineError::StepFailed {
+                message: message.clone(),
+            });
             active.fail(own);
         }
         self.runner.reset();
@@ -215,12 +312,9 @@ impl Batch {
     /// Ends everything, because the engine stops.
     pub fn stop(&mut self, reason: &str) {
         for active in self.running.drain(..).chain(self.waiting.drain(..)) {
-            active.fail(EngineError::Stopped { reason: reason.to_owned() });
+            active.fail(EngineError::Stopped {
+                reason: reason.to_owned(),
+            });
         }
-    }
-
-    /// Refuses a request that could not be made.
-    pub fn refuse(reply: &Reply, error: EngineError) {
-        fail(reply, error);
     }
 }

@@ -1,7 +1,9 @@
 //! Buckets: the few sizes that steps come in, so that a backend sees few different graphs.
 
 /// Row counts of a step. Padding costs compute, so the grid is fine where prefill chunks lie.
-const ROWS: [usize; 16] = [1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 320, 384, 512];
+const ROWS: [usize; 16] = [
+    1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 320, 384, 512,
+];
 
 /// Smallest bucket that holds `rows`.
 pub fn rows(rows: usize) -> usize {
@@ -16,7 +18,11 @@ pub fn rows(rows: usize) -> usize {
 pub fn pages(pages: usize) -> usize {
     let power = pages.max(1).next_power_of_two();
     let between = power / 4 * 3;
-    if between >= pages.max(1) && power >= 4 { between } else { power }
+    if between >= pages.max(1) && power >= 4 {
+        between
+    } else {
+        power
+    }
 }
 
 /// Sequences of a step, the one that owns the padding rows included.

@@ -38,9 +38,17 @@ impl CacheDesc {
     /// Heads and widths of keys and values, where there are any.
     pub fn dims(&self) -> Option<(usize, usize, usize)> {
         match *self {
-            Self::Dense { kv_heads, k_dim, v_dim } | Self::Window { kv_heads, k_dim, v_dim, .. } => {
-                Some((kv_heads, k_dim, v_dim))
+            Self::Dense {
+                kv_heads,
+                k_dim,
+                v_dim,
             }
+            | Self::Window {
+                kv_heads,
+                k_dim,
+                v_dim,
+                ..
+            } => Some((kv_heads, k_dim, v_dim)),
             Self::None => None,
         }
     }
@@ -88,13 +96,28 @@ impl ModelDesc {
         let bad = |message: String| EngineError::Description { message };
         let desc: Self = serde_json::from_str(json).map_err(|e| bad(e.to_string()))?;
         if desc.layers.is_empty() || desc.layers.len() > MAX_LAYERS {
-            return Err(bad(format!("{} layers, expected 1 to {MAX_LAYERS}", desc.layers.len())));
+            return Err(bad(format!(
+                "{} layers, expected 1 to {MAX_LAYERS}",
+                desc.layers.len()
+            )));
         }
-        let widths = [desc.vocab_size, desc.hidden_size, desc.context_length, desc.activation_width];
-        let per_token = desc.layers.iter().map(|layer| layer.dims().unwrap_or((1, 1, 1)));
+        let widths = [
+            desc.vocab_size,
+            desc.hidden_size,
+            desc.context_length,
+            desc.activation_width,
+        ];
+        let per_token = desc
+            .layers
+            .iter()
+            .map(|layer| layer.dims().unwrap_or((1, 1, 1)));
         let per_token = per_token.flat_map(|(heads, k, v)| [heads, k, v]);
         // Contexts may be longer than widths, but not by much.
-        if let Some(value) = widths.into_iter().chain(per_token).find(|w| *w == 0 || *w > MAX_WIDTH) {
+        if let Some(value) = widths
+            .into_iter()
+            .chain(per_token)
+            .find(|w| *w == 0 || *w > MAX_WIDTH)
+        {
             return Err(bad(format!("a size of {value}, expected 1 to {MAX_WIDTH}")));
         }
         Ok(desc)
@@ -102,7 +125,11 @@ impl ModelDesc {
 
     /// Bytes of keys and values that one position takes over all layers.
     pub fn kv_bytes_per_token(&self, element_bytes: usize) -> usize {
-        self.layers.iter().map(CacheDesc::elements_per_token).sum::<usize>() * element_bytes
+        self.layers
+            .iter()
+            .map(CacheDesc::elements_per_token)
+            .sum::<usize>()
+            * element_bytes
     }
 }
 

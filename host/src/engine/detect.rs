@@ -25,7 +25,12 @@ pub struct OpenedModel {
 }
 
 /// Opens a directory or a GGUF file. `pin` is the family that the caller insists on.
-pub fn open_model(path: &Path, catalogue: &Catalogue, loader: &Loader, pin: Option<&str>) -> Result<OpenedModel, EngineError> {
+pub fn open_model(
+    path: &Path,
+    catalogue: &Catalogue,
+    loader: &Loader,
+    pin: Option<&str>,
+) -> Result<OpenedModel, EngineError> {
     let index = ArchIndex::build(catalogue, pin);
     let (checkpoint, family, decision) = if path.is_dir() {
         open_directory(path, &index, loader)?
@@ -34,10 +39,19 @@ pub fn open_model(path: &Path, catalogue: &Catalogue, loader: &Loader, pin: Opti
     };
     let description = family.describe(&decision.arch, &checkpoint.config().to_string())?;
     let desc = ModelDesc::parse(&description.to_string())?;
-    Ok(OpenedModel { checkpoint, family, decision, desc })
+    Ok(OpenedModel {
+        checkpoint,
+        family,
+        decision,
+        desc,
+    })
 }
 
-fn open_directory(path: &Path, index: &ArchIndex<'_>, loader: &Loader) -> Result<(Checkpoint, Family, Decision), EngineError> {
+fn open_directory(
+    path: &Path,
+    index: &ArchIndex<'_>,
+    loader: &Loader,
+) -> Result<(Checkpoint, Family, Decision), EngineError> {
     let checkpoint = Checkpoint::open_dir(path)?;
     let config = checkpoint.config();
     let query = match config.get("model_type").and_then(|value| value.as_str()) {
@@ -55,10 +69,21 @@ struct Proposal {
     adapter: serde_json::Value,
 }
 
-fn open_gguf(path: &Path, index: &ArchIndex<'_>, loader: &Loader) -> Result<(Checkpoint, Family, Decision), EngineError> {
+fn open_gguf(
+    path: &Path,
+    index: &ArchIndex<'_>,
+    loader: &Loader,
+) -> Result<(Checkpoint, Family, Decision), EngineError> {
     let file: GgufFile = Checkpoint::open_gguf(path)?;
-    let broken = |error: &dyn std::fmt::Display| EngineError::Gguf { path: path.to_owned(), message: error.to_string() };
-    let arch = file.str("general.architecture").map_err(|e| broken(&e))?.unwrap_or_default().to_owned();
+    let broken = |error: &dyn std::fmt::Display| EngineError::Gguf {
+        path: path.to_owned(),
+        message: error.to_string(),
+    };
+    let arch = file
+        .str("general.architecture")
+        .map_err(|e| broken(&e))?
+        .unwrap_or_default()
+        .to_owned();
     let summary = file.summary_json().map_err(|e| broken(&e))?.to_string();
     let query = Query::Gguf(&arch);
     let mut proposals = Vec::new();
@@ -72,7 +97,11 @@ fn open_gguf(path: &Path, index: &ArchIndex<'_>, loader: &Loader) -> Result<(Che
                 continue;
             }
         };
-        for record in candidate.archs.iter().filter(|record| query.is_claimed_by(record)) {
+        for record in candidate
+            .archs
+            .iter()
+            .filter(|record| query.is_claimed_by(record))
+        {
             // Each architecture that claims the file says whether it can take it and as what.
             let adapter = match family.adapt_gguf(&record.id, &summary) {
                 Ok(adapter) => adapter,
@@ -81,21 +110,44 @@ fn open_gguf(path: &Path, index: &ArchIndex<'_>, loader: &Loader) -> Result<(Che
                     continue;
                 }
             };
-            let config = adapter.get("config").cloned().unwrap_or_default().to_string();
-            scores.extend(family.probe(&config)?.into_iter().filter(|score| score.arch == record.id));
-            proposals.push(Proposal { family: family.clone(), arch: record.id.clone(), adapter });
+            let config = adapter
+                .get("config")
+                .cloned()
+                .unwrap_or_default()
+                .to_string();
+            scores.extend(
+                family
+                    .probe(&config)?
+                    .into_iter()
+                    .filter(|score| score.arch == record.id),
+            );
+            proposals.push(Proposal {
+                family: family.clone(),
+                arch: record.id.clone(),
+                adapter,
+            });
         }
     }
     if proposals.is_empty() && !refusals.is_empty() {
         return Err(EngineError::Gguf {
             path: path.to_owned(),
-            message: format!("no plugin can take this file of architecture \"{arch}\": {}", refusals.join("; ")),
+            message: format!(
+                "no plugin can take this file of architecture \"{arch}\": {}",
+                refusals.join("; ")
+            ),
         });
     }
     let decision = decide(index, query, &scores)?;
-    let chosen = proposals.into_iter().find(|p| p.arch == decision.arch && p.family.name() == decision.plugin);
-    let Some(Proposal { family, adapter, .. }) = chosen else {
-        return Err(EngineError::Internal { message: format!("{} was chosen and had proposed nothing", decision.arch) });
+    let chosen = proposals
+        .into_iter()
+        .find(|p| p.arch == decision.arch && p.family.name() == decision.plugin);
+    let Some(Proposal {
+        family, adapter, ..
+    }) = chosen
+    else {
+        return Err(EngineError::Internal {
+            message: format!("{} was chosen and had proposed nothing", decision.arch),
+        });
     };
     let adapter = Adapter::from_json(adapter.to_string().as_bytes()).map_err(|e| broken(&e))?;
     Ok((file.into_checkpoint(adapter)?, family, decision))

@@ -47,7 +47,9 @@ pub enum EngineError {
         context_tokens: usize,
     },
     /// A longer context than the model's.
-    #[error("--ctx-size {asked_tokens} is beyond the model's {model_tokens} tokens: ask for at most that")]
+    #[error(
+        "--ctx-size {asked_tokens} is beyond the model's {model_tokens} tokens: ask for at most that"
+    )]
     ContextTooLong {
         /// Asked for.
         asked_tokens: usize,
@@ -68,7 +70,9 @@ pub enum EngineError {
     #[error("the prompt is empty: at least one token is needed")]
     EmptyPrompt,
     /// A token id that the model does not have.
-    #[error("token {token} is outside the model's vocabulary of {vocab_size}: tokenizer and checkpoint do not belong together")]
+    #[error(
+        "token {token} is outside the model's vocabulary of {vocab_size}: tokenizer and checkpoint do not belong together"
+    )]
     TokenOutOfRange {
         /// The token.
         token: u32,

@@ -62,9 +62,14 @@ pub fn start_engine(
     progress: impl Fn(usize, usize) + Send + 'static,
 ) -> Result<(EngineHandle, EngineFacts), EngineError> {
     if opened.desc.task != "text-generation" {
-        return Err(EngineError::WrongTask { arch: opened.desc.arch, task: opened.desc.task });
+        return Err(EngineError::WrongTask {
+            arch: opened.desc.arch,
+            task: opened.desc.task,
+        });
     }
-    EngineHandle::start(options.limits, move || load(&opened, &backend, &options, &progress))
+    EngineHandle::start(options.limits, move || {
+        load(&opened, &backend, &options, &progress)
+    })
 }
 
 fn load(
@@ -74,11 +79,14 @@ fn load(
     progress: &dyn Fn(usize, usize),
 ) -> Result<(Runner, EngineFacts), EngineError> {
     let started = Instant::now();
-    let dtype = options.dtype.unwrap_or_else(|| preferred_dtype(opened, selected));
+    let dtype = options
+        .dtype
+        .unwrap_or_else(|| preferred_dtype(opened, selected));
     let context_tokens = context_tokens(opened.desc.context_length, options.ctx_size)?;
     let mut open = OpenOptions::default();
     if options.threads > 0 {
-        open.options.insert("threads".to_owned(), Value::from(options.threads));
+        open.options
+            .insert("threads".to_owned(), Value::from(options.threads));
     }
     let backend = selected.plugin.open(&open)?;
     let config = opened.checkpoint.config().to_string();
@@ -90,12 +98,23 @@ fn load(
     };
     let weights = CheckpointWeights::new(&opened.checkpoint, &backend, progress);
     let model = opened.family.load(&backend, request, &weights)?;
-    let device = selected.report.devices.first().map(|device| device.description.clone()).unwrap_or_default();
+    let device = selected
+        .report
+        .devices
+        .first()
+        .map(|device| device.description.clone())
+        .unwrap_or_default();
     let kv_tokens = kv_tokens(opened, selected, options, dtype, context_tokens);
     let facts = EngineFacts {
         arch: opened.decision.arch.clone(),
-        family: (opened.family.name().to_owned(), opened.family.version().to_owned()),
-        backend: (selected.plugin.name().to_owned(), selected.plugin.version().to_owned()),
+        family: (
+            opened.family.name().to_owned(),
+            opened.family.version().to_owned(),
+        ),
+        backend: (
+            selected.plugin.name().to_owned(),
+            selected.plugin.version().to_owned(),
+        ),
         device,
         dtype,
         context_tokens,
@@ -104,7 +123,10 @@ fn load(
         weights_bytes: opened.checkpoint.weights_bytes(),
         load: started.elapsed(),
     };
-    Ok((Runner::new(model, opened.desc.clone(), context_tokens, kv_tokens, dtype), facts))
+    Ok((
+        Runner::new(model, opened.desc.clone(), context_tokens, kv_tokens, dtype),
+        facts,
+    ))
 }
 
 /// The backend's preference, else what the checkpoint was saved in, else f16.
@@ -139,7 +161,11 @@ fn kv_tokens(
 ) -> usize {
     let wanted = context_tokens.saturating_mul(options.limits.parallel.max(1));
     let per_token = opened.desc.kv_bytes_per_token(dtype.size_bytes()).max(1) as u64;
-    let free_bytes = selected.report.devices.first().map_or(0, |device| device.free_bytes);
+    let free_bytes = selected
+        .report
+        .devices
+        .first()
+        .map_or(0, |device| device.free_bytes);
     let left_bytes = free_bytes.saturating_sub(opened.checkpoint.weights_bytes());
     let budget_bytes = match options.kv_budget_bytes {
         Some(bytes) => bytes,
@@ -155,7 +181,10 @@ fn context_tokens(model: usize, asked: usize) -> Result<usize, EngineError> {
     match asked {
         0 => Ok(model),
         asked if asked <= model => Ok(asked),
-        asked => Err(EngineError::ContextTooLong { asked_tokens: asked, model_tokens: model }),
+        asked => Err(EngineError::ContextTooLong {
+            asked_tokens: asked,
+            model_tokens: model,
+        }),
     }
 }
 

@@ -58,14 +58,23 @@ impl PackedStep {
 pub fn pack(spans: &[Span<'_>], page_size: usize) -> Result<PackedStep, EngineError> {
     let real_rows: usize = spans.iter().map(|span| span.tokens.len()).sum();
     if real_rows == 0 || spans.iter().any(|span| span.tokens.is_empty()) {
-        return Err(EngineError::Internal { message: "a step needs at least one row of every sequence".to_owned() });
+        return Err(EngineError::Internal {
+            message: "a step needs at least one row of every sequence".to_owned(),
+        });
     }
     let n_rows = bucket::rows(real_rows);
     let padding = n_rows - real_rows;
     let one_row_each = spans.iter().all(|span| span.tokens.len() == 1);
-    let padding_sequences = if one_row_each { padding } else { usize::from(padding > 0) };
+    let padding_sequences = if one_row_each {
+        padding
+    } else {
+        usize::from(padding > 0)
+    };
     let n_sequences = bucket::sequences(spans.len() + padding_sequences);
-    let longest = spans.iter().map(|span| (span.start + span.tokens.len()).div_ceil(page_size)).max();
+    let longest = spans
+        .iter()
+        .map(|span| (span.start + span.tokens.len()).div_ceil(page_size))
+        .max();
     let width = bucket::pages(longest.unwrap_or(1));
 
     let mut step = PackedStep {
@@ -84,11 +93,13 @@ pub fn pack(spans: &[Span<'_>], page_size: usize) -> Result<PackedStep, EngineEr
             let position = span.start + offset;
             step.tokens.push(*token);
             step.positions.push(position as i32);
-            step.slots.push(span.sequence.slot(position, page_size)? as i32);
+            step.slots
+                .push(span.sequence.slot(position, page_size)? as i32);
             step.row_sequences.push(index as i32);
         }
         let pages = span.sequence.pages().iter().map(|page| page.0 as i32);
-        step.page_table.extend(pages.chain(core::iter::repeat(0)).take(width));
+        step.page_table
+            .extend(pages.chain(core::iter::repeat(0)).take(width));
         if span.wants_logits {
             step.logit_rows.push(step.tokens.len() as i32 - 1);
         }
@@ -128,10 +139,21 @@ mod tests {
     fn a_single_decode_row_has_no_padding() {
         let mut pages = PageAllocator::new(10);
         let seq = sequence(5, 1, &mut pages);
-        let span = Span { sequence: &seq, start: 5, tokens: &[9], wants_logits: true };
+        let span = Span {
+            sequence: &seq,
+            start: 5,
+            tokens: &[9],
+            wants_logits: true,
+        };
         let step = pack(&[span], PAGE).unwrap();
-        assert_eq!((step.n_rows(), step.n_sequences(), step.pages_per_sequence), (1, 1, 2));
-        assert_eq!((step.positions, step.logit_rows, step.row_starts), (vec![5], vec![0], vec![0, 1]));
+        assert_eq!(
+            (step.n_rows(), step.n_sequences(), step.pages_per_sequence),
+            (1, 1, 2)
+        );
+        assert_eq!(
+            (step.positions, step.logit_rows, step.row_starts),
+            (vec![5], vec![0], vec![0, 1])
+        );
     }
 
     proptest! {

@@ -18,7 +18,11 @@ pub struct PageAllocator {
 impl PageAllocator {
     /// An allocator that may grow to `limit` pages, page 0 included.
     pub fn new(limit: usize) -> Self {
-        Self { references: vec![1], free: Vec::new(), limit }
+        Self {
+            references: vec![1],
+            free: Vec::new(),
+            limit,
+        }
     }
 
     /// Pages that exist, page 0 included: what the pool must have room for.
@@ -39,7 +43,10 @@ impl PageAllocator {
     /// Takes `n` pages or none.
     pub fn take(&mut self, n: usize) -> Result<Vec<PageId>, EngineError> {
         if n > self.available() {
-            return Err(EngineError::KvPoolFull { wanted_pages: n, available_pages: self.available() });
+            return Err(EngineError::KvPoolFull {
+                wanted_pages: n,
+                available_pages: self.available(),
+            });
         }
         let mut pages = Vec::with_capacity(n);
         for _ in 0..n {
@@ -60,7 +67,11 @@ impl PageAllocator {
 
     /// Adds an owner to a page.
     pub fn share(&mut self, page: PageId) {
-        if let Some(count) = self.references.get_mut(page.0 as usize).filter(|count| **count > 0) {
+        if let Some(count) = self
+            .references
+            .get_mut(page.0 as usize)
+            .filter(|count| **count > 0)
+        {
             *count += 1;
         }
     }
@@ -75,7 +86,11 @@ impl PageAllocator {
         if page.0 == 0 {
             return;
         }
-        if let Some(count) = self.references.get_mut(page.0 as usize).filter(|count| **count > 0) {
+        if let Some(count) = self
+            .references
+            .get_mut(page.0 as usize)
+            .filter(|count| **count > 0)
+        {
             *count -= 1;
             if *count == 0 {
                 self.free.push(page);

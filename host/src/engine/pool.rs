@@ -5,7 +5,10 @@
 
 use std::cell::RefCell;
 
-use crate::plugin::{AbiError, AttendArgs, Backend, CallError, DType, DeviceTensor, KvSource, PagedAttentionArgs, Tensor};
+use crate::plugin::{
+    AbiError, AttendArgs, Backend, CallError, DType, DeviceTensor, KvSource, PagedAttentionArgs,
+    Tensor,
+};
 
 use super::desc::{CacheDesc, ModelDesc};
 
@@ -70,8 +73,12 @@ impl KvPool {
             pools.push(Some(match previous {
                 None => LayerPool { keys, values },
                 Some(previous) => LayerPool {
-                    keys: self.backend.concat(&[previous.keys.handle(), keys.handle()], 0)?,
-                    values: self.backend.concat(&[previous.values.handle(), values.handle()], 0)?,
+                    keys: self
+                        .backend
+                        .concat(&[previous.keys.handle(), keys.handle()], 0)?,
+                    values: self
+                        .backend
+                        .concat(&[previous.values.handle(), values.handle()], 0)?,
                 },
             }));
         }
@@ -90,7 +97,11 @@ impl KvPool {
     /// Handles of all keys and values, to be evaluated with a step.
     pub fn handles(&self) -> Vec<Tensor> {
         let pools = self.pools.borrow();
-        pools.iter().flatten().flat_map(|pool| [pool.keys.handle(), pool.values.handle()]).collect()
+        pools
+            .iter()
+            .flatten()
+            .flat_map(|pool| [pool.keys.handle(), pool.values.handle()])
+            .collect()
     }
 }
 
@@ -114,12 +125,24 @@ impl KvSource for StepKv<'_> {
     fn attend(&self, layer: u32, args: &AttendArgs) -> Result<DeviceTensor, AbiError> {
         let unknown = || {
             let layers = self.pool.layers.len();
-            AbiError::invalid(format!("attend: layer {layer} has no cache (the model described {layers} layers)"))
+            AbiError::invalid(format!(
+                "attend: layer {layer} has no cache (the model described {layers} layers)"
+            ))
         };
         let index = layer as usize;
         let desc = self.pool.layers.get(index).ok_or_else(unknown)?;
-        let pool = self.pool.pools.borrow_mut().get_mut(index).and_then(Option::take).ok_or_else(unknown)?;
-        let window = if args.window > 0 { args.window } else { desc.window() as u32 };
+        let pool = self
+            .pool
+            .pools
+            .borrow_mut()
+            .get_mut(index)
+            .and_then(Option::take)
+            .ok_or_else(unknown)?;
+        let window = if args.window > 0 {
+            args.window
+        } else {
+            desc.window() as u32
+        };
         let paged = PagedAttentionArgs {
             q: args.q,
             k: args.k,

@@ -101,12 +101,20 @@ impl PrefixCache {
 
     /// Pages of the longest cached prefix of `tokens`, at most `limit` tokens long, each with a new
     /// reference for the caller.
-    pub fn find(&mut self, namespace: &str, tokens: &[u32], limit: usize, pages: &mut PageAllocator) -> Vec<PageId> {
+    pub fn find(
+        &mut self,
+        namespace: &str,
+        tokens: &[u32],
+        limit: usize,
+        pages: &mut PageAllocator,
+    ) -> Vec<PageId> {
         let mut found = Vec::new();
         let mut at = self.roots.get(namespace).copied();
         let within = tokens.get(..limit.min(tokens.len())).unwrap_or_default();
         for chunk in within.chunks_exact(self.page_size) {
-            let child = at.and_then(|id| self.node(id)).and_then(|node| node.children.get(chunk).copied());
+            let child = at
+                .and_then(|id| self.node(id))
+                .and_then(|node| node.children.get(chunk).copied());
             let Some(id) = child else { break };
             if let Some(page) = self.node(id).and_then(|node| node.page) {
                 pages.share(page);
@@ -126,25 +134,45 @@ impl PrefixCache {
 
     /// Keeps the full pages of a sequence. Where the cache has a page for the same tokens already,
     /// that one stays.
-    pub fn keep(&mut self, namespace: &str, tokens: &[u32], sequence: &[PageId], pages: &mut PageAllocator) {
+    pub fn keep(
+        &mut self,
+        namespace: &str,
+        tokens: &[u32],
+        sequence: &[PageId],
+        pages: &mut PageAllocator,
+    ) {
         let root = match self.roots.get(namespace) {
             Some(root) => *root,
             None => {
-                let root = self.add(Node { parent: 0, tokens: Box::default(), page: None, children: HashMap::new(), used: 0 });
+                let root = self.add(Node {
+                    parent: 0,
+                    tokens: Box::default(),
+                    page: None,
+                    children: HashMap::new(),
+                    used: 0,
+                });
                 self.roots.insert(namespace.to_owned(), root);
                 root
             }
         };
         let mut at = root;
         for (chunk, page) in tokens.chunks_exact(self.page_size).zip(sequence) {
-            let child = self.node(at).and_then(|node| node.children.get(chunk).copied());
+            let child = self
+                .node(at)
+                .and_then(|node| node.children.get(chunk).copied());
             let id = match child {
                 Some(id) => id,
                 None => {
                     pages.share(*page);
                     self.pages += 1;
                     let key: Box<[u32]> = chunk.into();
-                    let node = Node { parent: at, tokens: key.clone(), page: Some(*page), children: HashMap::new(), used: 0 };
+                    let node = Node {
+                        parent: at,
+                        tokens: key.clone(),
+                        page: Some(*page),
+                        children: HashMap::new(),
+                        used: 0,
+                    };
                     let id = self.add(node);
                     if let Some(parent) = self.nodes.get_mut(at).and_then(Option::as_mut) {
                         parent.children.insert(key, id);
@@ -167,7 +195,9 @@ impl PrefixCache {
                 .iter()
                 .enumerate()
                 .filter_map(|(id, node)| Some((id, node.as_ref()?)))
-                .filter(|(_, node)| node.children.is_empty() && node.page.is_some_and(|page| pages.is_unique(page)))
+                .filter(|(_, node)| {
+                    node.children.is_empty() && node.page.is_some_and(|page| pages.is_unique(page))
+                })
                 .min_by_key(|(_, node)| node.used)
                 .map(|(id, _)| id);
             let Some(id) = leaf else { break };
@@ -179,7 +209,9 @@ impl PrefixCache {
     }
 
     fn remove(&mut self, id: NodeId, pages: &mut PageAllocator) {
-        let Some(node) = self.nodes.get_mut(id).and_then(Option::take) else { return };
+        let Some(node) = self.nodes.get_mut(id).and_then(Option::take) else {
+            return;
+        };
         if let Some(page) = node.page {
             pages.give_back(page);
             self.pages -= 1;
@@ -209,7 +241,12 @@ mod tests {
 
     const PAGE: usize = 4;
 
-    fn kept(cache: &mut PrefixCache, pages: &mut PageAllocator, namespace: &str, tokens: &[u32]) -> Vec<PageId> {
+    fn kept(
+        cache: &mut PrefixCache,
+        pages: &mut PageAllocator,
+        namespace: &str,
+        tokens: &[u32],
+    ) -> Vec<PageId> {
         let own = pages.take(tokens.len().div_ceil(PAGE)).unwrap();
         cache.keep(namespace, tokens, &own, pages);
         own
@@ -223,7 +260,15 @@ mod tests {
         assert_eq!(cache.find("", &tokens, 99, &mut pages), own[..2]);
         assert_eq!(cache.find("", &tokens, 7, &mut pages), own[..1]);
         assert_eq!(cache.find("", &[0, 1, 2, 9, 4], 99, &mut pages), []);
-        assert_eq!(cache.stats(), PrefixStats { hits: 2, misses: 1, reused_tokens: 12, evicted_pages: 0 });
+        assert_eq!(
+            cache.stats(),
+            PrefixStats {
+                hits: 2,
+                misses: 1,
+                reused_tokens: 12,
+                evicted_pages: 0
+            }
+        );
     }
 
     #[test]

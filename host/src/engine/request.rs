@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use crate::sampling::SamplingParams;
+use crate::sampling::{Logprobs, SamplingParams};
 
 use super::error::EngineError;
 
@@ -67,6 +67,8 @@ pub enum Event {
     Token {
         /// Its id.
         id: u32,
+        /// Its log probability and its alternatives, if they were asked for.
+        logprobs: Option<Box<Logprobs>>,
     },
     /// The answer is complete; nothing follows.
     Done {
@@ -77,6 +79,14 @@ pub enum Event {
     },
     /// The request failed; nothing follows. The engine lives on.
     Failed(EngineError),
+}
+
+/// Where the events of a request go when no thread waits for them.
+///
+/// Called on the engine thread between steps: it must not wait, and it bounds what it keeps.
+pub trait EventSink: Send {
+    /// Takes an event. False says that nobody wants more, which cancels the request.
+    fn send(&self, event: Event) -> bool;
 }
 
 /// Shared flag by which a caller ends a request between two steps.

@@ -29,10 +29,23 @@ pub struct Runner {
 
 impl Runner {
     /// Prepares caches for sequences of up to `context_tokens`, `kv_tokens` in all.
-    pub fn new(model: Model, desc: ModelDesc, context_tokens: usize, kv_tokens: usize, kv_dtype: DType) -> Self {
+    pub fn new(
+        model: Model,
+        desc: ModelDesc,
+        context_tokens: usize,
+        kv_tokens: usize,
+        kv_dtype: DType,
+    ) -> Self {
         let pool = KvPool::new(model.backend(), &desc, PAGE_SIZE, kv_dtype);
         let pages = PageAllocator::new(kv_tokens.div_ceil(PAGE_SIZE).max(1) + 1);
-        Self { pool, model, desc, pages, prefix: PrefixCache::new(PAGE_SIZE), context_tokens }
+        Self {
+            pool,
+            model,
+            desc,
+            pages,
+            prefix: PrefixCache::new(PAGE_SIZE),
+            context_tokens,
+        }
     }
 
     /// The model's description.
@@ -61,6 +74,11 @@ impl Runner {
         (self.prefix.stats(), self.prefix.pages())
     }
 
+    /// Empties the prefix cache. Sequences that run keep their pages.
+    pub fn clear_prefix(&mut self) {
+        self.prefix.clear(&mut self.pages);
+    }
+
     /// A sequence that starts with what the cache has of `tokens`, but never all of them: the last
     /// token has to run to give logits.
     pub fn begin(&mut self, namespace: &str, tokens: &[u32]) -> Sequence {
@@ -72,15 +90,24 @@ impl Runner {
 
     /// Ends a sequence. Its full pages stay in the cache.
     pub fn end(&mut self, namespace: &str, mut sequence: Sequence) {
-        self.prefix.keep(namespace, sequence.tokens(), sequence.pages(), &mut self.pages);
+        self.prefix.keep(
+            namespace,
+            sequence.tokens(),
+            sequence.pages(),
+            &mut self.pages,
+        );
         sequence.truncate(0, PAGE_SIZE, &mut self.pages);
     }
 
     /// Takes pages so that `more` tokens fit; cached pages that nobody uses make room.
     pub fn reserve(&mut self, sequence: &mut Sequence, more: usize) -> Result<(), EngineError> {
         match sequence.reserve(more, PAGE_SIZE, &mut self.pages) {
-            Err(EngineError::KvPoolFull { wanted_pages, available_pages }) => {
-                self.prefix.evict(wanted_pages - available_pages, &mut self.pages);
+            Err(EngineError::KvPoolFull {
+                wanted_pages,
+                available_pages,
+            }) => {
+                self.prefix
+                    .evict(wanted_pages - available_pages, &mut self.pages);
                 sequence.reserve(more, PAGE_SIZE, &mut self.pages)
             }
             other => other,
@@ -113,20 +140,35 @@ impl Runner {
     pub fn step(&mut self, spans: &[Span<'_>]) -> Result<Vec<Vec<f32>>, EngineError> {
         let packed = pack(spans, PAGE_SIZE)?;
         let logits = self.run(&packed)?.unwrap_or_default();
-        Ok(logits.chunks_exact(self.desc.vocab_size).map(<[f32]>::to_vec).collect())
+        Ok(logits
+            .chunks_exact(self.desc.vocab_size)
+            .map(<[f32]>::to_vec)
+            .collect())
     }
 
     /// Runs one packed step; logits `[R, vocabulary]` row-major, or none when no row wants them.
     fn run(&mut self, step: &PackedStep) -> Result<Option<Vec<f32>>, EngineError> {
-        self.pool.grow_to(self.pages.capacity(), self.pages.capacity() + self.pages.available())?;
+        self.pool.grow_to(
+            self.pages.capacity(),
+            self.pages.capacity() + self.pages.available(),
+        )?;
         let backend = self.model.backend().clone();
         let (rows, sequences) = (step.n_rows() as i64, step.n_sequences() as i64);
-        let ints = |data: &[i32], shape: &[i64]| backend.from_host(&le_bytes(data, i32::to_le_bytes), DType::I32, shape);
-        let tokens = backend.from_host(&le_bytes(&step.tokens, u32::to_le_bytes), DType::U32, &[rows])?;
+        let ints = |data: &[i32], shape: &[i64]| {
+            backend.from_host(&le_bytes(data, i32::to_le_bytes), DType::I32, shape)
+        };
+        let tokens = backend.from_host(
+            &le_bytes(&step.tokens, u32::to_le_bytes),
+            DType::U32,
+            &[rows],
+        )?;
         let positions = ints(&step.positions, &[rows])?;
         let slots = ints(&step.slots, &[rows])?;
         let row_sequences = ints(&step.row_sequences, &[rows])?;
-        let page_table = ints(&step.page_table, &[sequences, step.pages_per_sequence as i64])?;
+        let page_table = ints(
+            &step.page_table,
+            &[sequences, step.pages_per_sequence as i64],
+        )?;
         let logit_rows = ints(&step.logit_rows, &[step.logit_rows.len() as i64])?;
         let kv = StepKv {
             pool: &self.pool,
@@ -156,7 +198,10 @@ impl Runner {
         let expected = step.logit_rows.len() * self.desc.vocab_size;
         if values.len() != expected {
             return Err(EngineError::Internal {
-                message: format!("the family gave {} logits, {expected} were expected", values.len()),
+                message: format!(
+                    "the family gave {} logits, {expected} were expected",
+                    values.len()
+                ),
             });
         }
         Ok(Some(values))

@@ -65,11 +65,20 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    const BUDGET: Budget = Budget { rows: 512, prefill_rows_beside_decode: 128 };
+    const BUDGET: Budget = Budget {
+        rows: 512,
+        prefill_rows_beside_decode: 128,
+    };
 
     #[test]
     fn a_long_prompt_does_not_hold_up_short_ones_or_answers() {
-        let needs = [Need::Prefill(8000), Need::Decode, Need::Prefill(10), Need::Decode, Need::Prefill(20)];
+        let needs = [
+            Need::Prefill(8000),
+            Need::Decode,
+            Need::Prefill(10),
+            Need::Decode,
+            Need::Prefill(20),
+        ];
         assert_eq!(plan(&needs, BUDGET), [98, 1, 10, 1, 20]);
     }
 

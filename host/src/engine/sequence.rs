@@ -13,7 +13,10 @@ pub struct Sequence {
 impl Sequence {
     /// A sequence that starts with full pages whose keys and values are there already.
     pub fn from_pages(tokens: &[u32], pages: Vec<PageId>) -> Self {
-        Self { tokens: tokens.to_vec(), pages }
+        Self {
+            tokens: tokens.to_vec(),
+            pages,
+        }
     }
 
     /// Tokens in the pool.
@@ -38,14 +41,25 @@ impl Sequence {
 
     /// Pool row of a position that has a page.
     pub fn slot(&self, position: usize, page_size: usize) -> Result<u32, EngineError> {
-        let page = self.pages.get(position / page_size).ok_or(EngineError::Internal {
-            message: format!("position {position} has no page (the sequence has {})", self.pages.len()),
-        })?;
+        let page = self
+            .pages
+            .get(position / page_size)
+            .ok_or(EngineError::Internal {
+                message: format!(
+                    "position {position} has no page (the sequence has {})",
+                    self.pages.len()
+                ),
+            })?;
         Ok(page.0 * page_size as u32 + (position % page_size) as u32)
     }
 
     /// Takes pages so that `more` tokens fit. All or nothing.
-    pub fn reserve(&mut self, more: usize, page_size: usize, allocator: &mut PageAllocator) -> Result<(), EngineError> {
+    pub fn reserve(
+        &mut self,
+        more: usize,
+        page_size: usize,
+        allocator: &mut PageAllocator,
+    ) -> Result<(), EngineError> {
         let wanted = (self.tokens.len() + more).div_ceil(page_size);
         let missing = wanted.saturating_sub(self.pages.len());
         self.pages.extend(allocator.take(missing)?);
@@ -67,7 +81,6 @@ impl Sequence {
             allocator.give_back(page);
         }
     }
-
 }
 
 #[cfg(test)]

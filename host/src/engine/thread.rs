@@ -2,9 +2,9 @@
 //! handle and exchanges plain data with it.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -13,13 +13,20 @@ use crate::sampling::SamplingParams;
 use super::active::{Active, Reply};
 use super::batch::{Batch, BatchLimits};
 use super::error::EngineError;
-use super::request::{CancelToken, Event, GenerateRequest};
+use super::figures::EngineFigures;
+use super::request::{CancelToken, Event, EventSink, GenerateRequest};
 use super::runner::Runner;
 
 /// Stack of the engine thread: graphs are built and freed by recursion in some backends.
 const STACK_BYTES: usize = 64 << 20;
 
-struct Command {
+enum Command {
+    Generate(Box<Job>),
+    /// Empty the prefix cache and say so.
+    ClearPrefix(Sender<()>),
+}
+
+struct Job {
     request: GenerateRequest,
     cancel: CancelToken,
     reply: Reply,
@@ -34,6 +41,8 @@ struct Pulse {
     running: AtomicUsize,
     waiting: AtomicUsize,
     is_alive: AtomicBool,
+    /// As of the last step.
+    figures: Mutex<EngineFigures>,
 }
 
 /// State of the engine, as seen from outside.
@@ -78,6 +87,7 @@ impl EngineHandle {
             running: AtomicUsize::new(0),
             waiting: AtomicUsize::new(0),
             is_alive: AtomicBool::new(true),
+            figures: Mutex::default(),
         });
         let own = Arc::clone(&pulse);
         let stopped = |reason: String| EngineError::Stopped { reason };
@@ -97,23 +107,87 @@ impl EngineHandle {
                 own.is_alive.store(false, Ordering::Release);
             })
             .map_err(|e| stopped(format!("its thread could not be started: {e}")))?;
-        let facts = started.recv().map_err(|_| stopped("it panicked while loading".to_owned()))??;
-        Ok((Self { commands: Some(commands), thread: Some(thread), pulse }, facts))
+        let facts = started
+            .recv()
+            .map_err(|_| stopped("it panicked while loading".to_owned()))??;
+        Ok((
+            Self {
+                commands: Some(commands),
+                thread: Some(thread),
+                pulse,
+            },
+            facts,
+        ))
+    }
+
+    fn start_job(
+        &self,
+        request: GenerateRequest,
+        cancel: CancelToken,
+        reply: Reply,
+    ) -> Result<(), EngineError> {
+        self.send(Command::Generate(Box::new(Job {
+            request,
+            cancel,
+            reply,
+        })))
     }
 
     fn send(&self, command: Command) -> Result<(), EngineError> {
-        let sent = self.commands.as_ref().map(|commands| commands.send(command));
+        let sent = self
+            .commands
+            .as_ref()
+            .map(|commands| commands.send(command));
         match sent {
             Some(Ok(())) => Ok(()),
-            _ => Err(EngineError::Stopped { reason: "its thread has ended".to_owned() }),
+            _ => Err(EngineError::Stopped {
+                reason: "its thread has ended".to_owned(),
+            }),
         }
     }
 
     /// Starts a request, which `cancel` ends between two steps.
-    pub fn generate(&self, request: GenerateRequest, cancel: CancelToken) -> Result<GenerateStream, EngineError> {
+    pub fn generate(
+        &self,
+        request: GenerateRequest,
+        cancel: CancelToken,
+    ) -> Result<GenerateStream, EngineError> {
         let (sender, events) = channel();
-        self.send(Command { request, cancel: cancel.clone(), reply: Reply::Events(sender) })?;
-        Ok(GenerateStream { events, cancel, ended: false })
+        self.start_job(request, cancel.clone(), Reply::Events(sender))?;
+        Ok(GenerateStream {
+            events,
+            cancel,
+            ended: false,
+        })
+    }
+
+    /// Starts a request whose events go to `sink`, on the engine thread. The sink is dropped when the
+    /// request is over, whatever became of it.
+    pub fn generate_into(
+        &self,
+        request: GenerateRequest,
+        cancel: CancelToken,
+        sink: Box<dyn EventSink>,
+    ) -> Result<(), EngineError> {
+        self.start_job(request, cancel, Reply::Sink(sink))
+    }
+
+    /// Empties the prefix cache; waits until the step that runs is over.
+    pub fn clear_prefix_cache(&self) -> Result<(), EngineError> {
+        let (reply, answer) = channel();
+        self.send(Command::ClearPrefix(reply))?;
+        answer.recv().map_err(|_| EngineError::Stopped {
+            reason: "its thread has ended".to_owned(),
+        })
+    }
+
+    /// What the engine has done and holds, as of its last step.
+    pub fn figures(&self) -> EngineFigures {
+        *self
+            .pulse
+            .figures
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Logits `[vocabulary]` after the last of `tokens`.
@@ -126,8 +200,10 @@ impl EngineHandle {
             eos: Vec::new(),
             namespace: String::new(),
         };
-        self.send(Command { request, cancel: CancelToken::default(), reply: Reply::Logits(reply) })?;
-        let gone = |_| EngineError::Stopped { reason: "its thread ended during the request".to_owned() };
+        self.start_job(request, CancelToken::default(), Reply::Logits(reply))?;
+        let gone = |_| EngineError::Stopped {
+            reason: "its thread ended during the request".to_owned(),
+        };
         answer.recv().map_err(gone)?
     }
 
@@ -136,8 +212,10 @@ impl EngineHandle {
         let began_ms = self.pulse.step_began_ms.load(Ordering::Acquire);
         let now_ms = self.pulse.origin.elapsed().as_millis() as u64;
         EngineHealth {
-            is_alive: self.pulse.is_alive.load(Ordering::Acquire),
-            step_age: (began_ms > 0).then(|| Duration::from_millis(now_ms.saturating_sub(began_ms))),
+            is_alive: self.pulse.is_alive.load(Ordering::Acquire)
+                && self.thread.as_ref().is_some_and(|t| !t.is_finished()),
+            step_age: (began_ms > 0)
+                .then(|| Duration::from_millis(now_ms.saturating_sub(began_ms))),
             running: self.pulse.running.load(Ordering::Relaxed),
             waiting: self.pulse.waiting.load(Ordering::Relaxed),
         }
@@ -162,7 +240,9 @@ impl Iterator for GenerateStream {
             return None;
         }
         let event = self.events.recv().unwrap_or_else(|_| {
-            Event::Failed(EngineError::Stopped { reason: "its thread ended during the request".to_owned() })
+            Event::Failed(EngineError::Stopped {
+                reason: "its thread ended during the request".to_owned(),
+            })
         });
         self.ended = matches!(event, Event::Done { .. } | Event::Failed(_));
         Some(event)
@@ -177,6 +257,7 @@ impl Drop for GenerateStream {
 
 /// Takes commands and runs steps until every handle is gone.
 fn serve(mut batch: Batch, inbox: &Receiver<Command>, pulse: &Pulse) {
+    publish(&batch, pulse);
     loop {
         if batch.is_idle() {
             pulse.step_began_ms.store(0, Ordering::Release);
@@ -199,17 +280,32 @@ fn serve(mut batch: Batch, inbox: &Receiver<Command>, pulse: &Pulse) {
         pulse.step_began_ms.store(now_ms.max(1), Ordering::Release);
         if catch_unwind(AssertUnwindSafe(|| batch.step())).is_err() {
             tracing::error!("a step panicked; its requests fail and all caches are dropped");
-            batch.fail_all(EngineError::Internal { message: "the engine panicked in this step".to_owned() });
+            batch.fail_all(EngineError::Internal {
+                message: "the engine panicked in this step".to_owned(),
+            });
         }
-        let (running, waiting) = batch.load();
-        pulse.running.store(running, Ordering::Relaxed);
-        pulse.waiting.store(waiting, Ordering::Relaxed);
+        publish(&batch, pulse);
     }
 }
 
+fn publish(batch: &Batch, pulse: &Pulse) {
+    let (running, waiting) = batch.load();
+    pulse.running.store(running, Ordering::Relaxed);
+    pulse.waiting.store(waiting, Ordering::Relaxed);
+    *pulse.figures.lock().unwrap_or_else(PoisonError::into_inner) = batch.figures();
+}
+
 fn accept(batch: &mut Batch, command: Command) {
-    match Active::new(command.request, command.cancel, command.reply) {
-        Ok(active) => batch.add(active),
-        Err((error, reply)) => Batch::refuse(&reply, error),
+    match command {
+        Command::Generate(job) => {
+            if let Some(active) = Active::new(job.request, job.cancel, job.reply) {
+                batch.add(active);
+            }
+        }
+        Command::ClearPrefix(reply) => {
+            batch.clear_prefix();
+            // Whoever asked need not wait for the answer.
+            let _ = reply.send(());
+        }
     }
 }

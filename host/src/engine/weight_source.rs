@@ -18,21 +18,37 @@ pub struct CheckpointWeights<'a> {
 
 impl<'a> CheckpointWeights<'a> {
     /// Lists the tensors; `progress` is called with tensors loaded and tensors in all.
-    pub fn new(checkpoint: &'a Checkpoint, backend: &'a Backend, progress: &'a dyn Fn(usize, usize)) -> Self {
+    pub fn new(
+        checkpoint: &'a Checkpoint,
+        backend: &'a Backend,
+        progress: &'a dyn Fn(usize, usize),
+    ) -> Self {
         let names = checkpoint.names().collect();
-        Self { checkpoint, backend, names, progress, loaded: std::cell::Cell::new(0) }
+        Self {
+            checkpoint,
+            backend,
+            names,
+            progress,
+            loaded: std::cell::Cell::new(0),
+        }
     }
 
     fn header(&self, name: &str) -> Result<&checkpoint::TensorInfo, AbiError> {
         self.checkpoint.info(name).ok_or_else(|| {
-            AbiError::new(mlxcel_abi::status::NOT_FOUND, format!("the checkpoint has no tensor \"{name}\""))
+            AbiError::new(
+                mlxcel_abi::status::NOT_FOUND,
+                format!("the checkpoint has no tensor \"{name}\""),
+            )
         })
     }
 }
 
 fn dtype(name: &str, dtype: checkpoint::DType) -> Result<DType, AbiError> {
     DType::from_name(&dtype.name().to_ascii_lowercase()).ok_or_else(|| {
-        AbiError::unimplemented(format!("tensor \"{name}\" is stored as {}, which no backend takes", dtype.name()))
+        AbiError::unimplemented(format!(
+            "tensor \"{name}\" is stored as {}, which no backend takes",
+            dtype.name()
+        ))
     })
 }
 
@@ -52,13 +68,23 @@ impl WeightSource for CheckpointWeights<'_> {
     fn info(&self, name: &str) -> Result<TensorInfo, AbiError> {
         let header = self.header(name)?;
         TensorInfo::new(dtype(name, header.dtype)?, &dims(&header.shape)).ok_or_else(|| {
-            AbiError::invalid(format!("tensor \"{name}\" has {} dimensions, at most 8 are possible", header.shape.len()))
+            AbiError::invalid(format!(
+                "tensor \"{name}\" has {} dimensions, at most 8 are possible",
+                header.shape.len()
+            ))
         })
     }
 
     fn load(&self, name: &str) -> Result<DeviceTensor, AbiError> {
-        let data = self.checkpoint.load(name).map_err(|e| AbiError::new(mlxcel_abi::status::DATA_LOSS, e.to_string()))?;
-        let tensor = self.backend.from_host_shared(data.bytes, dtype(name, data.dtype)?, &dims(&data.shape))?;
+        let data = self
+            .checkpoint
+            .load(name)
+            .map_err(|e| AbiError::new(mlxcel_abi::status::DATA_LOSS, e.to_string()))?;
+        let tensor = self.backend.from_host_shared(
+            data.bytes,
+            dtype(name, data.dtype)?,
+            &dims(&data.shape),
+        )?;
         self.loaded.set(self.loaded.get() + 1);
         (self.progress)(self.loaded.get(), self.names.len());
         Ok(tensor)

@@ -18,7 +18,7 @@ pub struct RopeSpec {
     pub base: f32,
     /// Multiplies positions.
     pub scale: f32,
-    /// f32 `[dims / 2]`: angle = scale * position / freqs[i].
+    /// f32 `[dims / 2]`: `angle = scale * position / freqs[i]`.
     pub freqs: Option<Tensor>,
 }
 

@@ -12,6 +12,7 @@ mod rows;
 
 use core::cell::RefCell;
 use core::ffi::c_void;
+use std::rc::Rc;
 use std::sync::Mutex;
 
 use mlxcel_abi::error::report;
@@ -29,7 +30,7 @@ pub(crate) const KERNELS: Kernels = Kernels { install, remove };
 pub(crate) struct State {
     ctx: usize,
     /// The slots that were replaced.
-    mlx: BackendOps,
+    mlx: Rc<BackendOps>,
     isa: Isa,
     pool: Pool,
     panels: Vec<Mutex<gemm::Scratch>>,
@@ -45,7 +46,7 @@ thread_local! {
 
 fn install(table: &mut BackendOps, threads: usize) -> Result<()> {
     let threads = if threads == 0 {
-        crate::processor::cores().physical.max(1) as usize
+        crate::processor::cores().physical.max(1)
     } else {
         threads
     };
@@ -57,7 +58,7 @@ fn install(table: &mut BackendOps, threads: usize) -> Result<()> {
     })?;
     let state = State {
         ctx: table.ctx as usize,
-        mlx: *table,
+        mlx: Rc::new(*table),
         isa: Isa::best(),
         pool,
         panels: (0..threads).map(|_| Mutex::default()).collect(),
@@ -93,7 +94,7 @@ unsafe fn attempt(
     ctx: *mut c_void,
     err: *mut *mut ErrorObj,
     kernel: impl FnOnce(Native<'_>, &mut State) -> Result<Outcome>,
-) -> core::result::Result<Status, BackendOps> {
+) -> core::result::Result<Status, Rc<BackendOps>> {
     // Where there is no state, this is not the backend's thread; any table's slot says so.
     let mut fallback = None;
     let outcome = catch(|| {
@@ -104,7 +105,7 @@ unsafe fn attempt(
             let Some(state) = states.iter_mut().find(|state| state.ctx == ctx as usize) else {
                 return Ok(Outcome::Pass);
             };
-            fallback = Some(state.mlx);
+            fallback = Some(Rc::clone(&state.mlx));
             // SAFETY: the slot's contract.
             kernel(unsafe { Native::from_raw(ctx) }?, state)
         })
@@ -115,7 +116,7 @@ unsafe fn attempt(
         (Err(error), _) if error.code == status::INTERNAL => Ok(unsafe { report(err, error) }),
         // Anything else that is wrong with a call is for the replaced slot to say.
         (_, Some(mlx)) => Err(mlx),
-        (_, None) => Err(mlxcel_backend_mlx::plain_table()),
+        (_, None) => Err(Rc::new(mlxcel_backend_mlx::plain_table())),
     }
 }
 

@@ -3,9 +3,14 @@
 //! It is real enough to be loaded, probed, described, built from weights and stepped on any backend that has
 //! `take`; with `"attend": true` in its configuration it also calls the host's caches once a step. It depends on the
 //! ABI alone, so that its archived builds test the ABI and not the SDK.
+//!
+//! For tests of what stands above it, a configuration may script its steps: `"delay_us"` slows each, and `"fail_at"`,
+//! `"panic_at"` and `"hang_at"` name the one that goes wrong, counted from 0.
 
 use std::ffi::c_void;
 use std::sync::OnceLock;
+use std::sync::atomic::{AtomicI64, Ordering};
+use std::time::Duration;
 
 use mlxcel_abi::envelope::{HostHello, PluginHello};
 use mlxcel_abi::family::{AttendArgs, FamilyTable, KvApi, LoadArgs, StepArgs, StepOutput};
@@ -157,6 +162,49 @@ struct Model {
     table: Tensor,
     vocab: i64,
     attends: bool,
+    script: Script,
+}
+
+/// What a configuration says of the steps.
+#[derive(Default)]
+struct Script {
+    steps: AtomicI64,
+    delay_us: Option<i64>,
+    fail_at: Option<i64>,
+    panic_at: Option<i64>,
+    hang_at: Option<i64>,
+}
+
+impl Script {
+    fn of(config: &str) -> Self {
+        Self {
+            steps: AtomicI64::new(0),
+            delay_us: number(config, "delay_us"),
+            fail_at: number(config, "fail_at"),
+            panic_at: number(config, "panic_at"),
+            hang_at: number(config, "hang_at"),
+        }
+    }
+
+    fn step(&self) -> Result<()> {
+        let step = Some(self.steps.fetch_add(1, Ordering::Relaxed));
+        if let Some(delay_us) = self.delay_us {
+            std::thread::sleep(Duration::from_micros(delay_us.unsigned_abs()));
+        }
+        assert!(
+            self.panic_at.is_none() || step != self.panic_at,
+            "a step panics as told"
+        );
+        while self.hang_at.is_some() && step == self.hang_at {
+            std::thread::park();
+        }
+        match self.fail_at {
+            Some(_) if step == self.fail_at => {
+                Err(AbiError::new(status::INTERNAL, "a step fails as told"))
+            }
+            _ => Ok(()),
+        }
+    }
 }
 
 impl Drop for Model {
@@ -219,6 +267,7 @@ unsafe extern "C" fn load(
             table,
             vocab,
             attends: has(config, "attend", "true"),
+            script: Script::of(config),
         };
         // SAFETY: `out` is the host's to write to.
         unsafe { out.write(Box::into_raw(Box::new(model)).cast()) };
@@ -289,6 +338,7 @@ unsafe extern "C" fn forward(
             let step = StepArgs::read(step)?;
             (&*model.cast::<Model>(), step, KvApi::import(step.kv))
         };
+        model.script.step()?;
         let logits = model.forward(&step, &kv)?;
         // SAFETY: `out` is the host's to write to.
         unsafe { (*out).logits = logits };

@@ -1,0 +1,140 @@
+//! `mlxcel bench`: speed of a model on this machine, in the manner of llama-bench.
+//!
+//! Every figure comes from the engine that serves: prompts are random tokens that no cache knows,
+//! answers go on whatever the model says. A warm-up run comes first and is not counted.
+
+mod measure;
+mod report;
+
+use clap::{Args, ValueEnum};
+use mlxcel_registry::store::Revision;
+
+use crate::engine::batch::BatchLimits;
+use crate::engine::{LoadOptions, open_model, start_engine};
+
+use super::args::LogArgs;
+use super::console::Console;
+use super::error::CliError;
+use super::exit::Exit;
+use super::generation::ModelArgs;
+use super::place::{loader, open_store, usable_catalogue};
+use super::progress::LoadProgress;
+use measure::{Bench, Case};
+use report::Report;
+
+/// Form of the results.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Output {
+    /// Table for people
+    Table,
+    /// One object with everything
+    Json,
+    /// One line a case
+    Csv,
+}
+
+/// Flags of `bench`.
+#[derive(Debug, Args)]
+pub struct BenchArgs {
+    /// Model: a path, `owner/name` or `name`
+    #[arg(short = 'm', long)]
+    model: String,
+    /// Prompt lengths to measure, in tokens
+    #[arg(short = 'p', long, value_name = "N,..", value_delimiter = ',', default_value = "512", value_parser = clap::value_parser!(u32).range(0..))]
+    n_prompt: Vec<u32>,
+    /// Answer lengths to measure, in tokens
+    #[arg(short = 'n', long, value_name = "N,..", value_delimiter = ',', default_value = "128", value_parser = clap::value_parser!(u32).range(0..))]
+    n_gen: Vec<u32>,
+    /// Tokens in the context before an answer is measured
+    #[arg(
+        short = 'd',
+        long,
+        value_name = "N,..",
+        value_delimiter = ',',
+        default_value = "0"
+    )]
+    n_depth: Vec<u32>,
+    /// Answers that run at a time
+    #[arg(short = 'b', long, value_name = "N,..", value_delimiter = ',', default_value = "1", value_parser = clap::value_parser!(u32).range(1..=256))]
+    batch: Vec<u32>,
+    /// Runs that are counted
+    #[arg(short, long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    repetitions: u32,
+    /// Form of the results
+    #[arg(short, long, value_enum, default_value_t = Output::Table)]
+    output: Output,
+    #[command(flatten)]
+    model_args: ModelArgs,
+    #[command(flatten)]
+    pub(super) log: LogArgs,
+}
+
+/// Runs the command.
+pub fn run(args: &BenchArgs, console: &Console) -> Result<Exit, CliError> {
+    let store = open_store(&args.model_args.store)?;
+    let revision = args
+        .model_args
+        .revision
+        .as_deref()
+        .map(Revision::parse)
+        .transpose()?;
+    let resolved = store.resolve(&store.parse(&args.model)?, revision.as_ref())?;
+    let catalogue = usable_catalogue(&args.model_args.plugins)?;
+    let loader = loader()?;
+    let opened = open_model(
+        &resolved.path,
+        &catalogue,
+        &loader,
+        args.model_args.family.family.as_deref(),
+    )?;
+    let backend = loader.select_backend(&catalogue, &args.model_args.backend)?;
+    let parallel = args.batch.iter().copied().max().unwrap_or(1) as usize;
+    let options = LoadOptions {
+        limits: BatchLimits {
+            parallel,
+            ..BatchLimits::default()
+        },
+        ..args.model_args.load_options()
+    };
+    let progress = LoadProgress::new(console);
+    let started = start_engine(opened, backend, options, progress.reporter());
+    progress.finish();
+    let (engine, facts) = started?;
+    let bench = Bench::new(&engine, facts.vocab_size, args.repetitions);
+    let mut report = Report::new(
+        &resolved.path,
+        &facts,
+        args.repetitions,
+        args.model_args.threads,
+    );
+    for case in cases(args) {
+        console.note(format_args!("measuring {}", case.name()));
+        report.add(case, bench.measure(case)?);
+    }
+    match args.output {
+        Output::Table => console.block(&report.table())?,
+        Output::Json => console.json(&report.json())?,
+        Output::Csv => console.block(&report.csv())?,
+    }
+    Ok(Exit::Success)
+}
+
+fn cases(args: &BenchArgs) -> Vec<Case> {
+    let prompts = args
+        .n_prompt
+        .iter()
+        .filter(|n| **n > 0)
+        .map(|&tokens| Case::Prefill {
+            tokens: tokens as usize,
+        });
+    let answers = args.n_gen.iter().filter(|n| **n > 0).flat_map(|&tokens| {
+        args.batch.iter().flat_map(move |&batch| {
+            args.n_depth.iter().map(move |&depth| Case::Decode {
+                tokens: tokens as usize,
+                batch: batch as usize,
+                depth: depth as usize,
+            })
+        })
+    });
+    prompts.chain(answers).collect()
+}

@@ -1,0 +1,163 @@
+//! Results of a benchmark as table, JSON or CSV.
+
+use std::path::Path;
+
+use serde_json::{Value, json};
+
+use crate::engine::EngineFacts;
+
+use super::measure::Case;
+
+/// All cases of one run.
+pub struct Report {
+    model: String,
+    backend: String,
+    device: String,
+    dtype: &'static str,
+    threads: usize,
+    repetitions: u32,
+    load_seconds: f64,
+    weights_bytes: u64,
+    rows: Vec<Row>,
+}
+
+struct Row {
+    case: Case,
+    mean: f64,
+    deviation: f64,
+    runs: Vec<f64>,
+}
+
+/// Mean and sample standard deviation.
+fn spread(runs: &[f64]) -> (f64, f64) {
+    let n = runs.len().max(1) as f64;
+    let mean = runs.iter().sum::<f64>() / n;
+    let squares: f64 = runs.iter().map(|x| (x - mean).powi(2)).sum();
+    (
+        mean,
+        if runs.len() > 1 {
+            (squares / (n - 1.0)).sqrt()
+        } else {
+            0.0
+        },
+    )
+}
+
+impl Report {
+    /// A report without results.
+    pub fn new(model: &Path, facts: &EngineFacts, repetitions: u32, threads: usize) -> Self {
+        Self {
+            model: model
+                .file_name()
+                .map_or_else(String::new, |name| name.to_string_lossy().into_owned()),
+            backend: format!("{} {}", facts.backend.0, facts.backend.1),
+            device: facts.device.clone(),
+            dtype: facts.dtype.name(),
+            threads,
+            repetitions,
+            load_seconds: facts.load.as_secs_f64(),
+            weights_bytes: facts.weights_bytes,
+            rows: Vec::new(),
+        }
+    }
+
+    /// Adds the runs of a case, in tokens per second.
+    pub fn add(&mut self, case: Case, runs: Vec<f64>) {
+        let (mean, deviation) = spread(&runs);
+        self.rows.push(Row {
+            case,
+            mean,
+            deviation,
+            runs,
+        });
+    }
+
+    /// For people, and for Markdown.
+    pub fn table(&self) -> String {
+        let threads = match self.threads {
+            0 => "default".to_owned(),
+            n => n.to_string(),
+        };
+        let mut text = format!(
+            "model {}, backend {}, {}, {}, threads {threads}, loaded in {:.2} s\n\n| test | tokens/s | +- |\n|---|---:|---:|\n",
+            self.model, self.backend, self.device, self.dtype, self.load_seconds
+        );
+        for row in &self.rows {
+            text.push_str(&format!(
+                "| {} | {:.2} | {:.2} |\n",
+                row.case.name(),
+                row.mean,
+                row.deviation
+            ));
+        }
+        text
+    }
+
+    /// One line a case.
+    pub fn csv(&self) -> String {
+        let mut text = "test,tokens_per_second,deviation,repetitions\n".to_owned();
+        for row in &self.rows {
+            text.push_str(&format!(
+                "{},{:.4},{:.4},{}\n",
+                row.case.name(),
+                row.mean,
+                row.deviation,
+                self.repetitions
+            ));
+        }
+        text
+    }
+
+    /// Everything.
+    pub fn json(&self) -> Value {
+        let rows: Vec<Value> = self
+            .rows
+            .iter()
+            .map(|row| {
+                json!({"test": row.case.name(), "tokens_per_second": row.mean, "deviation": row.deviation, "runs": row.runs})
+            })
+            .collect();
+        json!({
+            "mlxcel_version": env!("CARGO_PKG_VERSION"),
+            "model": self.model,
+            "backend": self.backend,
+            "device": self.device,
+            "dtype": self.dtype,
+            "threads": self.threads,
+            "repetitions": self.repetitions,
+            "load_seconds": self.load_seconds,
+            "weights_bytes": self.weights_bytes,
+            "results": rows,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn spread_is_mean_and_sample_deviation() {
+        assert_eq!(spread(&[2.0, 4.0, 6.0]), (4.0, 2.0));
+        assert_eq!(spread(&[5.0]), (5.0, 0.0));
+    }
+
+    #[test]
+    fn cases_are_named_as_in_llama_bench() {
+        let names = [
+            Case::Prefill { tokens: 512 },
+            Case::Decode {
+                tokens: 128,
+                batch: 1,
+                depth: 0,
+            },
+            Case::Decode {
+                tokens: 64,
+                batch: 8,
+                depth: 1024,
+            },
+        ]
+        .map(Case::name);
+        assert_eq!(names, ["pp512", "tg128", "tg64 x8@d1024"]);
+    }
+}

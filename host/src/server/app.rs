@@ -1,0 +1,220 @@
+//! What all requests share: options, the model once it is there, the queue's bound, and whether the server is ending.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
+
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+
+use super::error::{ApiError, Kind};
+use super::metrics::Metrics;
+use super::options::ServerOptions;
+use super::served::Served;
+use super::slots::Slots;
+
+/// What is counted. Apart from the rest, so that the engine's thread never holds its own handle.
+#[derive(Debug)]
+pub struct Watched {
+    /// Counters.
+    pub metrics: Metrics,
+    /// Answers that run.
+    pub slots: Slots,
+}
+
+/// Shared by all connections.
+pub struct App {
+    /// How it is reached and bounded.
+    pub options: ServerOptions,
+    /// What the engine's thread writes too.
+    pub watched: Arc<Watched>,
+    /// Open connections.
+    pub connections: AtomicUsize,
+    /// When the process started, in seconds of Unix time.
+    pub started_s: u64,
+    served: OnceLock<Arc<Served>>,
+    room: Arc<Semaphore>,
+    places: usize,
+    is_draining: AtomicBool,
+    is_ending: AtomicBool,
+    live: AtomicUsize,
+    tasks: AtomicU64,
+}
+
+/// State that health and routers see.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Condition {
+    /// The model is not there yet.
+    Loading,
+    /// It answers.
+    Ready,
+    /// No new requests, the running ones end.
+    Draining,
+    /// A step takes longer than any may.
+    Stuck(Duration),
+    /// The engine has ended.
+    Dead,
+}
+
+/// Counts an answer in work for as long as it lives.
+pub struct Live(Arc<App>);
+
+impl App {
+    /// Without a model yet.
+    pub fn new(options: ServerOptions, started_s: u64) -> Self {
+        let places = options.limits.parallel + options.limits.queue_depth;
+        Self {
+            watched: Arc::new(Watched {
+                metrics: Metrics::default(),
+                slots: Slots::new(options.limits.parallel),
+            }),
+            connections: AtomicUsize::new(0),
+            started_s,
+            served: OnceLock::new(),
+            room: Arc::new(Semaphore::new(places)),
+            places,
+            is_draining: AtomicBool::new(false),
+            is_ending: AtomicBool::new(false),
+            live: AtomicUsize::new(0),
+            tasks: AtomicU64::new(0),
+            options,
+        }
+    }
+
+    /// The model is there. A second one is not taken.
+    pub fn serve(&self, served: Served) {
+        let _ = self.served.set(Arc::new(served));
+    }
+
+    /// The model, or why requests cannot have it.
+    pub fn served(&self) -> Result<&Arc<Served>, ApiError> {
+        self.served
+            .get()
+            .ok_or_else(|| ApiError::unavailable("model_loading", "Loading model", Some(1)))
+    }
+
+    /// State of the server, from the engine's own steps.
+    pub fn condition(&self) -> Condition {
+        let Some(served) = self.served.get() else {
+            return Condition::Loading;
+        };
+        let health = served.engine.health();
+        match health.step_age {
+            _ if !health.is_alive => Condition::Dead,
+            Some(age) if age > self.options.limits.step => Condition::Stuck(age),
+            _ if self.is_draining.load(Ordering::Acquire) => Condition::Draining,
+            _ => Condition::Ready,
+        }
+    }
+
+    /// Why nothing new is taken at the moment.
+    pub fn check_condition(&self) -> Result<(), ApiError> {
+        match self.condition() {
+            Condition::Ready => Ok(()),
+            Condition::Loading => Err(ApiError::unavailable(
+                "model_loading",
+                "Loading model",
+                Some(1),
+            )),
+            Condition::Draining => Err(ApiError::unavailable(
+                "draining",
+                "the server is ending and takes no new requests",
+                Some(1),
+            )),
+            Condition::Stuck(_) | Condition::Dead => Err(self.engine_error()),
+        }
+    }
+
+    /// What is wrong with the engine.
+    pub fn engine_error(&self) -> ApiError {
+        match self.condition() {
+            Condition::Stuck(age) => {
+                let message = format!(
+                    "the engine's step has taken {} s and is stuck",
+                    age.as_secs()
+                );
+                ApiError::unavailable("engine_stuck", message, None)
+            }
+            Condition::Dead => {
+                ApiError::unavailable("engine_stopped", "the engine has stopped", None)
+            }
+            _ => ApiError::new(Kind::Internal, "the engine gave the answer up"),
+        }
+    }
+
+    /// Places for so many answers, or a refusal at once.
+    pub fn admit(&self, answers: usize) -> Result<Vec<OwnedSemaphorePermit>, ApiError> {
+        self.check_condition()?;
+        if answers > self.places {
+            let message = format!(
+                "the request asks for {answers} answers, at most {} are possible",
+                self.places
+            );
+            return Err(ApiError::new(Kind::Invalid, message).with_param("n"));
+        }
+        let mut permits = Vec::with_capacity(answers);
+        for _ in 0..answers {
+            match Arc::clone(&self.room).try_acquire_owned() {
+                Ok(permit) => permits.push(permit),
+                Err(_) => {
+                    self.watched.metrics.refused();
+                    let message =
+                        format!("the queue is full: {} requests run or wait", self.places);
+                    return Err(ApiError::unavailable("queue_full", message, Some(1)));
+                }
+            }
+        }
+        Ok(permits)
+    }
+
+    /// Number of a new answer.
+    pub fn next_task(&self) -> u64 {
+        self.tasks.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// Counts an answer in work.
+    pub fn live(self: &Arc<Self>) -> Live {
+        self.live.fetch_add(1, Ordering::AcqRel);
+        Live(Arc::clone(self))
+    }
+
+    /// Answers in work.
+    pub fn live_count(&self) -> usize {
+        self.live.load(Ordering::Acquire)
+    }
+
+    /// Takes nothing new from now on.
+    pub fn drain(&self) {
+        self.is_draining.store(true, Ordering::Release);
+    }
+
+    /// Ends what still runs.
+    pub fn end(&self) {
+        self.is_ending.store(true, Ordering::Release);
+    }
+
+    /// Why an answer in work has to end now, if it has to.
+    pub fn check_running(&self, deadline: Instant) -> Result<(), ApiError> {
+        if self.is_ending.load(Ordering::Acquire) {
+            return Err(ApiError::unavailable(
+                "draining",
+                "the server ended before the answer did",
+                None,
+            ));
+        }
+        if Instant::now() > deadline {
+            let limit_s = self.options.limits.answer.as_secs();
+            let message = format!("the answer took longer than {limit_s} s");
+            return Err(ApiError::new(Kind::Timeout, message).with_code("answer_timeout"));
+        }
+        match self.condition() {
+            Condition::Stuck(_) | Condition::Dead => Err(self.engine_error()),
+            _ => Ok(()),
+        }
+    }
+}
+
+impl Drop for Live {
+    fn drop(&mut self) {
+        self.0.live.fetch_sub(1, Ordering::AcqRel);
+    }
+}

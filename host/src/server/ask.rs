@@ -1,0 +1,269 @@
+//! From a request to its answers: what every dialect does in the same order.
+//!
+//! Fields are read first, then places in the queue are taken, then the costly part (template, tokenizer) runs on a
+//! blocking thread, then the engine gets the prompts.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use axum::response::Response;
+use serde_json::Value;
+
+use crate::sampling::SamplingParams;
+use crate::text::{StopMatcher, StopText, StreamStart};
+
+use super::app::App;
+use super::auth::Tenant;
+use super::error::{ApiError, Dialect, Kind};
+use super::fields::Fields;
+use super::generation::{Generation, Output, Plan};
+use super::sampling_fields::sampling;
+use super::served::Served;
+use super::sse::{Encoder, stream};
+
+/// Most answers to one prompt.
+const MAX_ANSWERS: i64 = 128;
+
+/// How long a stream may keep its status back, so that what fails at once has an error status.
+const FIRST_REPORT: Duration = Duration::from_millis(500);
+
+/// Settings that all dialects have, under the same names.
+#[derive(Debug, Clone)]
+pub struct Settings {
+    /// How tokens are chosen.
+    pub sampling: SamplingParams,
+    /// Answers to each prompt.
+    pub answers: usize,
+    /// Texts that end an answer, as given.
+    pub stops: Vec<String>,
+    /// Whether to stream.
+    pub is_stream: bool,
+    /// Whether the model's own ends do not end it.
+    pub ignore_eos: bool,
+    /// Of silence before a comment line.
+    pub ping: Option<Duration>,
+    /// Whether each chunk has timings.
+    pub timings_per_token: bool,
+    /// Whether progress on the prompt is reported.
+    pub return_progress: bool,
+}
+
+impl Settings {
+    /// Reads them.
+    pub fn read(fields: &mut Fields, app: &App, served: &Served) -> Result<Self, ApiError> {
+        let name = fields.text("model")?;
+        served.check_name(name.as_deref())?;
+        let sampling = sampling(fields, &served.defaults.sampling, &served.text.tokenizer)?;
+        sampling.validate(served.facts.vocab_size)?;
+        let answers = fields
+            .integer_in(&["n", "n_cmpl"], 1, MAX_ANSWERS)?
+            .unwrap_or(1) as usize;
+        let ping = match fields.integer_in(&["sse_ping_interval"], -1, i64::from(i32::MAX))? {
+            None => app.options.limits.ping,
+            Some(seconds) => u64::try_from(seconds)
+                .ok()
+                .map(|seconds| Duration::from_secs(seconds.max(1))),
+        };
+        let settings = Self {
+            sampling,
+            answers,
+            stops: fields.texts("stop")?.unwrap_or_default(),
+            is_stream: fields.boolean("stream")?.unwrap_or(false),
+            ignore_eos: fields.boolean("ignore_eos")?.unwrap_or(false),
+            ping,
+            timings_per_token: fields.boolean("timings_per_token")?.unwrap_or(false),
+            return_progress: fields.boolean("return_progress")?.unwrap_or(false),
+        };
+        fixed(fields)?;
+        Ok(settings)
+    }
+
+    /// The plan for these prompts.
+    pub fn plan(
+        &self,
+        tenant: &Tenant,
+        max_tokens: Option<usize>,
+        start: StreamStart,
+        arrived: Instant,
+    ) -> Result<Plan, ApiError> {
+        Ok(Plan {
+            prompts: Vec::new(),
+            answers: self.answers,
+            sampling: self.sampling.clone(),
+            max_tokens,
+            stops: StopMatcher::new(self.stops.iter().cloned(), StopText::Exclude)?,
+            start,
+            ignore_eos: self.ignore_eos,
+            namespace: tenant.namespace().to_owned(),
+            arrived,
+        })
+    }
+}
+
+/// The one value that a field may have, for programs that always send it.
+type IsFixed = fn(&Value) -> bool;
+
+/// Fields that other servers have and that are settled here.
+const FIXED: [(&str, IsFixed, &str); 9] = [
+    (
+        "cache_prompt",
+        |value| value == &Value::Bool(true),
+        "the prefix cache is always on, so it can only be true",
+    ),
+    (
+        "id_slot",
+        |value| value.as_i64() == Some(-1),
+        "the engine chooses, so it can only be -1",
+    ),
+    (
+        "n_keep",
+        |value| value.is_i64(),
+        "it has to be a whole number",
+    ),
+    (
+        "n_discard",
+        |value| value.as_i64() == Some(0),
+        "contexts are never shifted, so it can only be 0",
+    ),
+    (
+        "n_cache_reuse",
+        |value| value.as_i64() == Some(0),
+        "caches are never shifted, so it can only be 0",
+    ),
+    (
+        "t_max_predict_ms",
+        |value| value.as_i64().is_some_and(|ms| ms < 0),
+        "it can only be -1",
+    ),
+    (
+        "samplers",
+        is_default_order,
+        "the order of samplers is fixed",
+    ),
+    (
+        "verbose",
+        |value| value == &Value::Bool(false),
+        "it can only be false",
+    ),
+    (
+        "stop_token_ids",
+        |value| value.as_array().is_some_and(Vec::is_empty),
+        "use \"stop\"",
+    ),
+];
+
+/// The samplers that are here, in the order in which they work. Others may be named: what they do is refused elsewhere.
+fn is_default_order(value: &Value) -> bool {
+    const HERE: [&str; 6] = [
+        "penalties",
+        "top_n_sigma",
+        "top_k",
+        "typ_p",
+        "top_p",
+        "min_p",
+    ];
+    const ELSEWHERE: [&str; 4] = ["dry", "xtc", "temperature", "typical_p"];
+    let Some(names) = value
+        .as_array()
+        .and_then(|names| names.iter().map(Value::as_str).collect::<Option<Vec<_>>>())
+    else {
+        return false;
+    };
+    let ours: Vec<&str> = names
+        .iter()
+        .map(|name| if *name == "typical_p" { "typ_p" } else { name })
+        .filter(|name| HERE.contains(name))
+        .collect();
+    ours == HERE
+        && names
+            .iter()
+            .all(|name| HERE.contains(name) || ELSEWHERE.contains(name))
+}
+
+fn fixed(fields: &mut Fields) -> Result<(), ApiError> {
+    for (name, is_fixed, why) in FIXED {
+        if let Some(value) = fields.take(name)
+            && !is_fixed(&value)
+        {
+            return Err(ApiError::unsupported(
+                name,
+                format!("{name} cannot be set to that here: {why}"),
+            ));
+        }
+    }
+    Ok(())
+}
+
+/// Runs something that computes for long where it does not keep other requests waiting.
+pub async fn blocking<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
+) -> Result<T, ApiError> {
+    match tokio::task::spawn_blocking(work).await {
+        Ok(outcome) => outcome,
+        Err(error) => {
+            tracing::error!("a request could not be prepared: {error}");
+            Err(ApiError::new(
+                Kind::Internal,
+                "the request could not be prepared",
+            ))
+        }
+    }
+}
+
+/// Takes places in the queue, makes the prompts, and starts.
+pub async fn start(
+    app: &Arc<App>,
+    served: &Arc<Served>,
+    mut plan: Plan,
+    prompt_count: usize,
+    prompts: impl FnOnce(&Served) -> Result<Vec<Vec<u32>>, ApiError> + Send + 'static,
+) -> Result<(Generation, Plan), ApiError> {
+    let permits = app.admit(prompt_count * plan.answers)?;
+    let own = Arc::clone(served);
+    plan.prompts = blocking(move || {
+        let prompts = prompts(&own)?;
+        prompts
+            .iter()
+            .try_for_each(|prompt| own.check_prompt(prompt))?;
+        Ok(prompts)
+    })
+    .await?;
+    let generation = Generation::start(app, served, &plan, permits)?;
+    Ok((generation, plan))
+}
+
+/// Answers with a stream of events. What fails before the first report still gets its own status.
+pub async fn respond_with_stream<E: Encoder>(
+    mut generation: Generation,
+    encoder: E,
+    dialect: Dialect,
+    ping: Option<Duration>,
+) -> Result<Response, ApiError> {
+    let first = match tokio::time::timeout(FIRST_REPORT, generation.next()).await {
+        Ok(Some(outcome)) => Some(outcome?),
+        Ok(None) | Err(_) => None,
+    };
+    Ok(stream(generation, first, encoder, dialect, ping))
+}
+
+/// Reads all answers to their end, each as its text, tokens and log probabilities with its end.
+pub async fn collect(generation: &mut Generation) -> Result<Vec<super::answer::Answer>, ApiError> {
+    let mut answers: Vec<super::answer::Answer> =
+        vec![super::answer::Answer::default(); generation.len()];
+    while let Some(output) = generation.next().await {
+        match output? {
+            Output::Text { choice, piece } => {
+                if let Some(answer) = answers.get_mut(choice) {
+                    answer.add(piece);
+                }
+            }
+            Output::End { choice, end } => {
+                if let Some(answer) = answers.get_mut(choice) {
+                    answer.end(*end);
+                }
+            }
+            Output::Prompt { .. } | Output::Tick => {}
+        }
+    }
+    Ok(answers)
+}

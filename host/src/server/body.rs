@@ -1,0 +1,68 @@
+//! Reading the body of a request: bounded in bytes and time.
+
+use std::future::poll_fn;
+use std::pin::pin;
+
+use axum::body::{Body, HttpBody};
+use axum::extract::Request;
+use axum::http::header;
+
+use super::error::{ApiError, Kind};
+use super::fields::Fields;
+use super::options::Limits;
+
+/// The fields of a JSON body.
+pub async fn read_fields(request: Request, limits: &Limits) -> Result<Fields, ApiError> {
+    Fields::parse(&read(request, limits).await?)
+}
+
+/// The bytes of a body.
+pub async fn read(request: Request, limits: &Limits) -> Result<Vec<u8>, ApiError> {
+    let headers = request.headers();
+    let encoding = headers
+        .get(header::CONTENT_ENCODING)
+        .map(|value| value.to_str().unwrap_or("?").trim());
+    if let Some(encoding) =
+        encoding.filter(|encoding| !encoding.is_empty() && *encoding != "identity")
+    {
+        let message = format!("bodies packed as {encoding:?} are not read: send it unpacked");
+        return Err(ApiError::new(Kind::Encoding, message));
+    }
+    let announced = headers
+        .get(header::CONTENT_LENGTH)
+        .and_then(|value| value.to_str().ok()?.parse::<usize>().ok());
+    if announced.is_some_and(|bytes| bytes > limits.body_bytes) {
+        return Err(too_large(limits.body_bytes));
+    }
+    match tokio::time::timeout(limits.body, collect(request.into_body(), limits.body_bytes)).await {
+        Ok(outcome) => outcome,
+        Err(_) => {
+            let message = format!("the body did not arrive within {} s", limits.body.as_secs());
+            Err(ApiError::new(Kind::SlowRequest, message))
+        }
+    }
+}
+
+async fn collect(body: Body, limit_bytes: usize) -> Result<Vec<u8>, ApiError> {
+    let mut body = pin!(body);
+    let mut bytes = Vec::new();
+    while let Some(frame) = poll_fn(|context| body.as_mut().poll_frame(context)).await {
+        let frame = frame
+            .map_err(|error| ApiError::invalid(format!("the body cannot be read: {error}")))?;
+        if let Some(data) = frame.data_ref() {
+            if bytes.len() + data.len() > limit_bytes {
+                return Err(too_large(limit_bytes));
+            }
+            bytes.extend_from_slice(data);
+        }
+    }
+    Ok(bytes)
+}
+
+fn too_large(limit_bytes: usize) -> ApiError {
+    ApiError::new(
+        Kind::TooLarge,
+        format!("the body has more than {limit_bytes} bytes"),
+    )
+    .with_code("body_too_large")
+}

@@ -1,0 +1,246 @@
+//! The fields of a request body, each read once and by name.
+//!
+//! Every dialect takes what it knows; [`Fields::finish`] refuses what is left. A null counts as absent.
+
+use serde_json::{Map, Value};
+
+use super::error::{ApiError, Kind};
+
+/// A JSON object that is being read.
+#[derive(Debug)]
+pub struct Fields(Map<String, Value>);
+
+impl Fields {
+    /// Reads a body, which has to be an object.
+    pub fn parse(body: &[u8]) -> Result<Self, ApiError> {
+        match serde_json::from_slice(body) {
+            Ok(Value::Object(map)) => Ok(Self(map)),
+            Ok(other) => Err(ApiError::invalid(format!(
+                "the body is {}, expected a JSON object",
+                kind(&other)
+            ))),
+            Err(error) => Err(ApiError::invalid(format!(
+                "the body is not valid JSON: {error}"
+            ))),
+        }
+    }
+
+    /// An object inside of another field.
+    pub fn of(map: Map<String, Value>) -> Self {
+        Self(map)
+    }
+
+    /// Takes a field as it is.
+    pub fn take(&mut self, name: &str) -> Option<Value> {
+        self.0.swap_remove(name).filter(|value| !value.is_null())
+    }
+
+    /// Takes the first of several names of one field; two that differ are refused.
+    pub fn take_any(
+        &mut self,
+        names: &[&'static str],
+    ) -> Result<Option<(&'static str, Value)>, ApiError> {
+        let mut found: Option<(&'static str, Value)> = None;
+        for name in names {
+            let Some(value) = self.take(name) else {
+                continue;
+            };
+            match &found {
+                Some((other, first)) if *first != value => {
+                    return Err(ApiError::field(
+                        *name,
+                        format!("{other} and {name} are names of one setting and differ"),
+                    ));
+                }
+                Some(_) => {}
+                None => found = Some((name, value)),
+            }
+        }
+        Ok(found)
+    }
+
+    /// A number.
+    pub fn number(&mut self, names: &[&'static str]) -> Result<Option<f32>, ApiError> {
+        let Some((name, value)) = self.take_any(names)? else {
+            return Ok(None);
+        };
+        let number = value
+            .as_f64()
+            .ok_or_else(|| expected(name, "a number", &value))?;
+        Ok(Some(number as f32))
+    }
+
+    /// A whole number.
+    pub fn integer(&mut self, names: &[&'static str]) -> Result<Option<i64>, ApiError> {
+        let Some((name, value)) = self.take_any(names)? else {
+            return Ok(None);
+        };
+        whole(&value)
+            .map(Some)
+            .ok_or_else(|| expected(name, "a whole number", &value))
+    }
+
+    /// A whole number within bounds.
+    pub fn integer_in(
+        &mut self,
+        names: &[&'static str],
+        low: i64,
+        high: i64,
+    ) -> Result<Option<i64>, ApiError> {
+        let name = names.first().copied().unwrap_or_default();
+        match self.integer(names)? {
+            Some(value) if !(low..=high).contains(&value) => Err(ApiError::field(
+                name,
+                format!("{name} is {value}, expected {low} to {high}"),
+            )),
+            value => Ok(value),
+        }
+    }
+
+    /// True or false.
+    pub fn boolean(&mut self, name: &'static str) -> Result<Option<bool>, ApiError> {
+        let Some(value) = self.take(name) else {
+            return Ok(None);
+        };
+        value
+            .as_bool()
+            .map(Some)
+            .ok_or_else(|| expected(name, "true or false", &value))
+    }
+
+    /// A text.
+    pub fn text(&mut self, name: &'static str) -> Result<Option<String>, ApiError> {
+        match self.take(name) {
+            None => Ok(None),
+            Some(Value::String(text)) => Ok(Some(text)),
+            Some(value) => Err(expected(name, "a text", &value)),
+        }
+    }
+
+    /// A text or a list of texts.
+    pub fn texts(&mut self, name: &'static str) -> Result<Option<Vec<String>>, ApiError> {
+        match self.take(name) {
+            None => Ok(None),
+            Some(Value::String(text)) => Ok(Some(vec![text])),
+            Some(Value::Array(items)) => items
+                .into_iter()
+                .map(|item| match item {
+                    Value::String(text) => Ok(text),
+                    other => Err(expected(name, "a text or a list of texts", &other)),
+                })
+                .collect::<Result<_, _>>()
+                .map(Some),
+            Some(value) => Err(expected(name, "a text or a list of texts", &value)),
+        }
+    }
+
+    /// An object.
+    pub fn object(&mut self, name: &'static str) -> Result<Option<Map<String, Value>>, ApiError> {
+        match self.take(name) {
+            None => Ok(None),
+            Some(Value::Object(map)) => Ok(Some(map)),
+            Some(value) => Err(expected(name, "an object", &value)),
+        }
+    }
+
+    /// A list.
+    pub fn list(&mut self, name: &'static str) -> Result<Option<Vec<Value>>, ApiError> {
+        match self.take(name) {
+            None => Ok(None),
+            Some(Value::Array(items)) => Ok(Some(items)),
+            Some(value) => Err(expected(name, "a list", &value)),
+        }
+    }
+
+    /// Refuses what nobody took.
+    pub fn finish(self) -> Result<(), ApiError> {
+        match self.0.into_iter().find(|(_, value)| !value.is_null()) {
+            None => Ok(()),
+            Some((name, _)) => {
+                let message = format!(
+                    "unknown field {name:?}: it is not supported here and would have no effect"
+                );
+                Err(ApiError::unsupported(&name, message))
+            }
+        }
+    }
+}
+
+/// A whole number, also where it is written with a point.
+pub fn whole(value: &Value) -> Option<i64> {
+    value.as_i64().or_else(|| {
+        let number = value.as_f64()?;
+        (number.fract() == 0.0 && number.abs() < 9e15).then_some(number as i64)
+    })
+}
+
+/// A field of the wrong type.
+pub fn expected(name: impl Into<String>, wanted: &str, found: &Value) -> ApiError {
+    let name = name.into();
+    let message = format!("{name} is {}, expected {wanted}", kind(found));
+    ApiError::new(Kind::Invalid, message).with_param(name)
+}
+
+/// The type of a value in words.
+pub fn kind(value: &Value) -> &'static str {
+    match value {
+        Value::Null => "null",
+        Value::Bool(_) => "true or false",
+        Value::Number(_) => "a number",
+        Value::String(_) => "a text",
+        Value::Array(_) => "a list",
+        Value::Object(_) => "an object",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn fields(text: &str) -> Fields {
+        Fields::parse(text.as_bytes()).unwrap()
+    }
+
+    #[test]
+    fn fields_are_typed_and_what_is_left_is_refused_by_name() {
+        let mut all = fields(r#"{"a": 1.5, "b": 2.0, "c": null, "d": ["x"], "e": true, "f": {}}"#);
+        assert_eq!(all.number(&["a"]).unwrap(), Some(1.5));
+        assert_eq!(all.integer(&["b"]).unwrap(), Some(2));
+        assert_eq!(all.boolean("c").unwrap(), None);
+        assert_eq!(all.texts("d").unwrap(), Some(vec!["x".to_owned()]));
+        assert_eq!(
+            all.text("e").unwrap_err().message(),
+            "e is true or false, expected a text"
+        );
+        assert!(all.finish().unwrap_err().message().contains("\"f\""));
+    }
+
+    #[test]
+    fn names_of_one_setting_must_agree() {
+        assert_eq!(
+            fields(r#"{"x": 1, "y": 1}"#).integer(&["x", "y"]).unwrap(),
+            Some(1)
+        );
+        assert!(fields(r#"{"x": 1, "y": 2}"#).integer(&["x", "y"]).is_err());
+        assert!(fields(r#"{"x": 0}"#).integer_in(&["x"], 1, 5).is_err());
+        assert!(fields(r#"{"x": 0.5}"#).integer(&["x"]).is_err());
+    }
+
+    #[test]
+    fn bodies_that_are_no_objects_are_refused() {
+        let deep = "[".repeat(100_000);
+        for text in [
+            "[]",
+            "1",
+            "null",
+            "\"x\"",
+            "{",
+            "",
+            r#"{"a": "\ud800"}"#,
+            &deep,
+        ] {
+            assert!(Fields::parse(text.as_bytes()).is_err(), "{text:.20}");
+        }
+        assert!(Fields::parse(b"{\"a\": \"\xff\"}").is_err());
+    }
+}

@@ -1,0 +1,334 @@
+//! The answers to one request while they are generated, as a stream that a connection reads at its own pace.
+//!
+//! Nothing here waits for the engine and the engine waits for nothing here: events come through a bounded channel. A
+//! reader that is slower than the channel is long loses the answer, with an error. Dropping it cancels what still runs.
+
+use std::cell::Cell;
+use std::collections::VecDeque;
+use std::future::poll_fn;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::{Context, Poll};
+use std::time::{Duration, Instant};
+
+use tokio::sync::OwnedSemaphorePermit;
+use tokio::sync::mpsc::{Receiver, channel};
+use tokio::time::{Interval, MissedTickBehavior, interval_at};
+
+use crate::engine::{Event, FinishReason, GenerateRequest};
+use crate::sampling::SamplingParams;
+use crate::text::{DetokenizerOptions, StopMatcher, StreamStart};
+
+use super::app::{App, Live};
+use super::choice::{Choice, End, Piece};
+use super::error::{ApiError, Kind};
+use super::metrics::{Answered, Outcome};
+use super::served::Served;
+use super::sink::{ChoiceSink, Message};
+use super::slots::Slot;
+
+/// Events of one answer that may wait for its reader.
+const WAITING_EVENTS: usize = 8192;
+
+/// How often a silent stream is looked after.
+const TICK: Duration = Duration::from_millis(250);
+
+/// What is to be generated.
+#[derive(Debug, Clone)]
+pub struct Plan {
+    /// Prompts, checked already.
+    pub prompts: Vec<Vec<u32>>,
+    /// Answers to each.
+    pub answers: usize,
+    /// How tokens are chosen.
+    pub sampling: SamplingParams,
+    /// Most tokens of an answer.
+    pub max_tokens: Option<usize>,
+    /// Texts that end an answer.
+    pub stops: StopMatcher,
+    /// What the answer follows.
+    pub start: StreamStart,
+    /// Whether the model's own ends do not end it.
+    pub ignore_eos: bool,
+    /// Whose cached prefixes may be used.
+    pub namespace: String,
+    /// When the request came.
+    pub arrived: Instant,
+}
+
+/// What a generation reports.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Output {
+    /// A part of a prompt is done.
+    Prompt {
+        /// Which answer.
+        choice: usize,
+        /// Tokens done, cached ones included.
+        processed: usize,
+    },
+    /// Text, never empty.
+    Text {
+        /// Which answer.
+        choice: usize,
+        /// It.
+        piece: Piece,
+    },
+    /// An answer is complete.
+    End {
+        /// Which answer.
+        choice: usize,
+        /// How.
+        end: Box<End>,
+    },
+    /// Nothing happened for a while.
+    Tick,
+}
+
+/// Answers in work.
+pub struct Generation {
+    app: Arc<App>,
+    events: Receiver<Message>,
+    choices: Vec<Choice>,
+    open: usize,
+    waiting: VecDeque<Output>,
+    tick: Interval,
+    is_overrun: Arc<AtomicBool>,
+    arrived: Instant,
+    has_failed: bool,
+    _live: Live,
+}
+
+impl Generation {
+    /// Hands the plan to the engine. There is a permit for each answer.
+    pub fn start(
+        app: &Arc<App>,
+        served: &Served,
+        plan: &Plan,
+        permits: Vec<OwnedSemaphorePermit>,
+    ) -> Result<Self, ApiError> {
+        let count = plan.prompts.len() * plan.answers;
+        let (sender, events) = channel(WAITING_EVENTS * count.max(1));
+        let mut generation = Self {
+            app: Arc::clone(app),
+            events,
+            choices: Vec::with_capacity(count),
+            open: count,
+            waiting: VecDeque::new(),
+            tick: interval_at(tokio::time::Instant::now() + TICK, TICK),
+            is_overrun: Arc::default(),
+            arrived: plan.arrived,
+            has_failed: false,
+            _live: app.live(),
+        };
+        generation
+            .tick
+            .set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let eos: Vec<u32> = served.text.eos.ids().collect();
+        let prompts = plan
+            .prompts
+            .iter()
+            .flat_map(|prompt| (0..plan.answers).map(move |answer| (prompt, answer)));
+        for (choice, ((prompt, answer), permit)) in prompts.zip(permits).enumerate() {
+            let mut sampling = plan.sampling.clone();
+            // The first answer is what the seed gives to a request for one.
+            sampling.seed = sampling.seed.map(|seed| seed.wrapping_add(answer as u64));
+            if plan.ignore_eos {
+                sampling.forbid(eos.iter().copied());
+            }
+            let tokenizer = served.text.tokenizer.clone();
+            let detokenizer = tokenizer.detokenizer(DetokenizerOptions {
+                skip_control: true,
+                start: plan.start,
+            });
+            let state = Choice::new(
+                tokenizer,
+                detokenizer,
+                plan.stops.clone(),
+                prompt.len(),
+                plan.arrived,
+            );
+            let sink = ChoiceSink {
+                watched: Arc::clone(&app.watched),
+                sender: sender.clone(),
+                is_overrun: Arc::clone(&generation.is_overrun),
+                choice,
+                arrived: plan.arrived,
+                last_token: Cell::new(None),
+                slot: Slot {
+                    task: Some(app.next_task()),
+                    prompt_tokens: prompt.len(),
+                    max_tokens: plan.max_tokens,
+                    sampling: Some(plan.sampling.clone()),
+                    ..Slot::default()
+                },
+                place: Cell::new(None),
+                _permit: permit,
+            };
+            let request = GenerateRequest {
+                prompt: prompt.clone(),
+                sampling,
+                max_new_tokens: plan.max_tokens,
+                eos: if plan.ignore_eos {
+                    Vec::new()
+                } else {
+                    eos.clone()
+                },
+                namespace: plan.namespace.clone(),
+            };
+            let cancel = state.cancel.clone();
+            generation.choices.push(state);
+            served
+                .engine
+                .generate_into(request, cancel, Box::new(sink))?;
+        }
+        Ok(generation)
+    }
+
+    /// Number of answers.
+    pub fn len(&self) -> usize {
+        self.choices.len()
+    }
+
+    /// Figures of an answer so far.
+    pub fn choice(&self, index: usize) -> Option<&Choice> {
+        self.choices.get(index)
+    }
+
+    /// The next report; none after the last end. After an error nothing follows.
+    pub async fn next(&mut self) -> Option<Result<Output, ApiError>> {
+        poll_fn(|context| self.poll_next(context)).await
+    }
+
+    /// As [`Generation::next`].
+    pub fn poll_next(
+        &mut self,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Output, ApiError>>> {
+        loop {
+            if let Some(output) = self.waiting.pop_front() {
+                return Poll::Ready(Some(Ok(output)));
+            }
+            if self.open == 0 || self.has_failed {
+                return Poll::Ready(None);
+            }
+            let deadline = self.arrived + self.app.options.limits.answer;
+            if let Err(error) = self.app.check_running(deadline) {
+                return Poll::Ready(Some(Err(self.fail(error))));
+            }
+            match self.events.poll_recv(context) {
+                Poll::Ready(Some(message)) => {
+                    if let Err(error) = self.take(message) {
+                        return Poll::Ready(Some(Err(self.fail(error))));
+                    }
+                }
+                Poll::Ready(None) => {
+                    let error = self.lost();
+                    return Poll::Ready(Some(Err(self.fail(error))));
+                }
+                Poll::Pending => {
+                    return self.tick.poll_tick(context).map(|_| Some(Ok(Output::Tick)));
+                }
+            }
+        }
+    }
+
+    fn take(&mut self, message: Message) -> Result<(), ApiError> {
+        let index = message.choice;
+        let Some(choice) = self
+            .choices
+            .get_mut(index)
+            .filter(|choice| !choice.is_over())
+        else {
+            // What was on its way when a stop string ended the answer.
+            return Ok(());
+        };
+        match message.event {
+            Event::Prefill { done, total } => {
+                let processed = choice.prefill(done, total);
+                self.waiting.push_back(Output::Prompt {
+                    choice: index,
+                    processed,
+                });
+            }
+            Event::Token { id, logprobs } => {
+                let (piece, end) = choice.token(id, logprobs, message.at);
+                self.waiting.extend(piece.map(|piece| Output::Text {
+                    choice: index,
+                    piece,
+                }));
+                if let Some(end) = end {
+                    self.finish(index, end);
+                }
+            }
+            Event::Done {
+                reason: FinishReason::Cancelled,
+                ..
+            } => return Err(self.lost()),
+            Event::Done { reason, stats } => {
+                let (piece, end) = choice.done(reason, stats);
+                self.waiting.extend(piece.map(|piece| Output::Text {
+                    choice: index,
+                    piece,
+                }));
+                self.finish(index, end);
+            }
+            Event::Failed(error) => return Err(error.into()),
+        }
+        Ok(())
+    }
+
+    fn finish(&mut self, choice: usize, end: End) {
+        self.open -= 1;
+        let figures = &end.figures;
+        self.app.watched.metrics.answered(Answered {
+            prompt_tokens: figures.prompt_tokens.saturating_sub(figures.cached_tokens),
+            cached_tokens: figures.cached_tokens,
+            prompt: figures.prefill,
+            predicted_tokens: figures.generated_tokens,
+            predicted: figures.decode,
+        });
+        self.waiting.push_back(Output::End {
+            choice,
+            end: Box::new(end),
+        });
+        if self.open == 0 {
+            self.app
+                .watched
+                .metrics
+                .ended(Outcome::Completed, self.arrived);
+        }
+    }
+
+    fn fail(&mut self, error: ApiError) -> ApiError {
+        self.has_failed = true;
+        self.app
+            .watched
+            .metrics
+            .ended(Outcome::Failed, self.arrived);
+        error
+    }
+
+    /// Why events stopped coming.
+    fn lost(&self) -> ApiError {
+        if self.is_overrun.load(Ordering::Acquire) {
+            let message =
+                format!("the client reads too slowly: {WAITING_EVENTS} tokens were waiting for it");
+            return ApiError::new(Kind::Timeout, message).with_code("slow_reader");
+        }
+        self.app.engine_error()
+    }
+}
+
+impl Drop for Generation {
+    fn drop(&mut self) {
+        for choice in &self.choices {
+            choice.cancel.cancel();
+        }
+        if self.open > 0 && !self.has_failed {
+            self.app
+                .watched
+                .metrics
+                .ended(Outcome::Cancelled, self.arrived);
+        }
+    }
+}

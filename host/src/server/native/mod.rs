@@ -1,0 +1,7 @@
+//! llama-server's own dialect.
+
+pub mod completion;
+mod completion_stream;
+pub mod props;
+mod settings;
+pub mod tokenize;

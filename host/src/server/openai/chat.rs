@@ -1,0 +1,267 @@
+//! `/v1/chat/completions`, and what else takes a conversation.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use axum::Extension;
+use axum::extract::{Request, State};
+use axum::response::Response;
+use serde_json::{Map, Value, json};
+
+use crate::sampling::{LogprobStage, LogprobsRequest};
+use crate::template::{ContinueFinal, MessageField};
+use crate::text::StreamStart;
+
+use super::super::answer::{self, Answer, Probability, finish_reason, timings, token_logprobs};
+use super::super::app::App;
+use super::super::ask::{self, Settings};
+use super::super::auth::Tenant;
+use super::super::body::read_fields;
+use super::super::error::{ApiError, Dialect};
+use super::super::fields::{Fields, expected};
+use super::super::reply::json_response;
+use super::super::served::{ChatPrompt, Served};
+use super::chat_stream::ChatStream;
+use super::messages::messages;
+use super::{Head, include_usage, labels, max_tokens, refuse, with, word};
+
+/// Most alternatives of a token, as OpenAI has it.
+const MAX_TOP_LOGPROBS: i64 = 20;
+
+/// A chat request, read.
+#[derive(Debug)]
+pub struct ChatAsk {
+    /// The conversation.
+    pub prompt: ChatPrompt,
+    settings: Settings,
+    max_tokens: Option<usize>,
+    includes_usage: bool,
+}
+
+impl ChatAsk {
+    /// Reads a request; every field is honoured or refused.
+    pub fn read(mut fields: Fields, app: &App, served: &Served) -> Result<Self, ApiError> {
+        let list = fields
+            .list("messages")?
+            .ok_or_else(|| ApiError::field("messages", "messages is missing"))?;
+        let mut settings = Settings::read(&mut fields, app, served)?;
+        settings.sampling.logprobs = logprobs(&mut fields)?;
+        settings.sampling.validate(served.facts.vocab_size)?;
+        let includes_usage = include_usage(&mut fields, settings.is_stream)?;
+        let max_tokens = max_tokens(
+            &mut fields,
+            &["max_completion_tokens", "max_tokens", "n_predict"],
+            served.defaults.max_tokens,
+        )?;
+        let prompt = chat_prompt(&mut fields, list, served)?;
+        labels(&mut fields)?;
+        unsupported(&mut fields)?;
+        fields.finish()?;
+        Ok(Self {
+            prompt,
+            settings,
+            max_tokens,
+            includes_usage,
+        })
+    }
+}
+
+fn logprobs(fields: &mut Fields) -> Result<Option<LogprobsRequest>, ApiError> {
+    let is_wanted = fields.boolean("logprobs")?.unwrap_or(false);
+    let top = fields.integer_in(&["top_logprobs"], 0, MAX_TOP_LOGPROBS)?;
+    match (is_wanted, top) {
+        (false, Some(top)) if top > 0 => Err(ApiError::field(
+            "top_logprobs",
+            "top_logprobs is given and logprobs is not true",
+        )),
+        (false, _) => Ok(None),
+        (true, top) => Ok(Some(LogprobsRequest {
+            top: top.unwrap_or(0) as usize,
+            stage: LogprobStage::Model,
+        })),
+    }
+}
+
+fn chat_prompt(
+    fields: &mut Fields,
+    list: Vec<Value>,
+    served: &Served,
+) -> Result<ChatPrompt, ApiError> {
+    let template = served.template.as_ref();
+    let mut variables = fields.object("chat_template_kwargs")?.unwrap_or_default();
+    for name in ["reasoning_effort", "verbosity"] {
+        let Some(value) = fields.text(name)? else {
+            continue;
+        };
+        if !template.is_some_and(|template| template.mentions(name)) {
+            let message =
+                format!("{name} has no effect on this model: its chat template does not know it");
+            return Err(ApiError::unsupported(name, message));
+        }
+        variables.insert(name.to_owned(), json!(value));
+    }
+    let continue_final = match fields.take("continue_final_message") {
+        None | Some(Value::Bool(false)) => None,
+        Some(Value::Bool(true)) => Some(ContinueFinal::default()),
+        Some(Value::String(field)) if field == "content" => Some(ContinueFinal::default()),
+        Some(Value::String(field)) if field == "reasoning_content" => Some(ContinueFinal {
+            field: MessageField::Reasoning,
+        }),
+        Some(other) => {
+            return Err(expected(
+                "continue_final_message",
+                "true, false, \"content\" or \"reasoning_content\"",
+                &other,
+            ));
+        }
+    };
+    let wants_header = fields.boolean("add_generation_prompt")?;
+    if continue_final.is_some() && wants_header == Some(true) {
+        let message = "add_generation_prompt and continue_final_message exclude each other";
+        return Err(ApiError::field("add_generation_prompt", message));
+    }
+    Ok(ChatPrompt {
+        messages: messages(list, template)?,
+        variables,
+        continue_final,
+        add_generation_prompt: wants_header.unwrap_or(continue_final.is_none()),
+    })
+}
+
+fn unsupported(fields: &mut Fields) -> Result<(), ApiError> {
+    if let Some(format) = fields.object("response_format")? {
+        let mut format = Fields::of(format);
+        word(&mut format, "type", &["text"])
+            .map_err(|error| error.with_param("response_format"))?;
+        format.finish()?;
+    }
+    // Without tools there is nothing to choose from and nothing to call at once.
+    refuse(fields, &["tools", "functions"])?;
+    word(fields, "tool_choice", &["auto", "none"])?;
+    word(fields, "function_call", &["auto", "none"])?;
+    fields.boolean("parallel_tool_calls")?;
+    match fields.list("modalities")?.as_deref() {
+        None => {}
+        Some([Value::String(only)]) if only == "text" => {}
+        Some(_) => {
+            return Err(ApiError::unsupported(
+                "modalities",
+                "modalities can only be [\"text\"] here",
+            ));
+        }
+    }
+    refuse(
+        fields,
+        &[
+            "audio",
+            "prediction",
+            "web_search_options",
+            "moderation",
+            "prompt_cache_options",
+            "prompt_cache_retention",
+            "json_schema",
+        ],
+    )
+}
+
+/// The route.
+pub async fn chat(
+    State(app): State<Arc<App>>,
+    Extension(tenant): Extension<Tenant>,
+    request: Request,
+) -> Result<Response, ApiError> {
+    let arrived = Instant::now();
+    let served = Arc::clone(app.served()?);
+    app.check_condition()?;
+    let ask = ChatAsk::read(
+        read_fields(request, &app.options.limits).await?,
+        &app,
+        &served,
+    )?;
+    let ChatAsk {
+        prompt,
+        settings,
+        max_tokens,
+        includes_usage,
+    } = ask;
+    let start = match prompt.continue_final {
+        Some(_) => StreamStart::Continuation,
+        None => StreamStart::Text,
+    };
+    let plan = settings.plan(&tenant, max_tokens, start, arrived)?;
+    let (mut generation, _) = ask::start(&app, &served, plan, 1, move |served| {
+        Ok(vec![served.encode_chat(&prompt)?])
+    })
+    .await?;
+    let head = Head::new("chatcmpl", &served.id);
+    if settings.is_stream {
+        let encoder = ChatStream::new(head, &settings, includes_usage, arrived);
+        return ask::respond_with_stream(generation, encoder, Dialect::OpenAi, settings.ping).await;
+    }
+    let answers = ask::collect(&mut generation).await?;
+    let wants_logprobs = settings.sampling.logprobs.is_some();
+    let choices = answers
+        .iter()
+        .enumerate()
+        .map(|(index, answer)| choice(index, answer, wants_logprobs))
+        .collect();
+    let object = head.object("chat.completion", choices);
+    let object = with(
+        object,
+        "usage",
+        answer::usage(
+            answers.iter().map(|answer| &answer.figures),
+            settings.answers,
+        ),
+    );
+    let object = match answers.first() {
+        Some(first) => with(object, "timings", timings(&first.figures)),
+        None => object,
+    };
+    Ok(json_response(&object))
+}
+
+fn choice(index: usize, answer: &Answer, wants_logprobs: bool) -> Value {
+    json!({
+        "index": index,
+        "message": {"role": "assistant", "content": answer.text, "refusal": null},
+        "logprobs": wants_logprobs.then(|| json!({"content": token_logprobs(&answer.logprobs, Probability::Log), "refusal": null})),
+        "finish_reason": answer.reason.map(finish_reason),
+    })
+}
+
+/// `/apply-template`: the prompt of a conversation as text.
+pub async fn apply_template(
+    State(app): State<Arc<App>>,
+    request: Request,
+) -> Result<Response, ApiError> {
+    let served = Arc::clone(app.served()?);
+    let ask = ChatAsk::read(
+        read_fields(request, &app.options.limits).await?,
+        &app,
+        &served,
+    )?;
+    let prompt = ask::blocking(move || served.render(&ask.prompt)).await?;
+    Ok(json_response(&json!({"prompt": prompt.text()})))
+}
+
+/// `/v1/chat/completions/input_tokens`: how many tokens a conversation has.
+pub async fn input_tokens(
+    State(app): State<Arc<App>>,
+    request: Request,
+) -> Result<Response, ApiError> {
+    let served = Arc::clone(app.served()?);
+    let ask = ChatAsk::read(
+        read_fields(request, &app.options.limits).await?,
+        &app,
+        &served,
+    )?;
+    let tokens = ask::blocking(move || served.encode_chat(&ask.prompt)).await?;
+    let object: Map<String, Value> = [
+        ("object".to_owned(), json!("response.input_tokens")),
+        ("input_tokens".to_owned(), json!(tokens.len())),
+    ]
+    .into_iter()
+    .collect();
+    Ok(json_response(&Value::Object(object)))
+}
