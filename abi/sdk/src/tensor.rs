@@ -1,5 +1,6 @@
 //! Safe tensors over backend handles: reference counted, never `Send`, ops that return `Result`.
 
+use std::cell::OnceCell;
 use std::rc::Rc;
 
 use half::{bf16, f16};
@@ -11,6 +12,8 @@ use crate::{Backend, Error, Result};
 struct Inner {
     backend: Backend,
     handle: Handle,
+    /// Shape and dtype never change: they are asked for once.
+    info: OnceCell<TensorInfo>,
 }
 
 impl Drop for Inner {
@@ -59,6 +62,7 @@ impl Tensor {
         Self(Rc::new(Inner {
             backend: backend.clone(),
             handle,
+            info: OnceCell::new(),
         }))
     }
 
@@ -99,9 +103,12 @@ impl Tensor {
 
     /// Shape and dtype.
     pub fn info(&self) -> Result<TensorInfo> {
+        if let Some(info) = self.0.info.get() {
+            return Ok(*info);
+        }
         let mut info = TensorInfo::ZERO;
         command!(self.0.backend.table(), info, self.0.handle, &mut info)?;
-        Ok(info)
+        Ok(*self.0.info.get_or_init(|| info))
     }
 
     /// Dimensions.
