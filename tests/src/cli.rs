@@ -19,7 +19,7 @@ const TIMEOUT: Duration = Duration::from_secs(300);
     clippy::panic,
     reason = "a test that cannot begin has failed, and this is its message"
 )]
-fn give_up(text: &str) -> ! {
+pub(crate) fn give_up(text: &str) -> ! {
     panic!("{text}")
 }
 
@@ -44,7 +44,7 @@ pub fn real_model() -> PathBuf {
 }
 
 /// The program under test: `MLXCEL_TEST_BIN`, or the one beside the running test.
-fn program() -> PathBuf {
+pub(crate) fn program() -> PathBuf {
     if let Some(path) = std::env::var_os("MLXCEL_TEST_BIN") {
         return PathBuf::from(path);
     }
@@ -174,22 +174,7 @@ impl Mlxcel {
 
     /// Starts the program.
     pub fn start<S: AsRef<OsStr>>(&self, args: impl IntoIterator<Item = S>) -> Running {
-        let home = self.home.path();
-        let mut command = Command::new(program());
-        command
-            .args(args)
-            .env_clear()
-            .env("HOME", home)
-            .env("MLXCEL_CACHE_DIR", home.join("cache"))
-            .env("HF_HOME", home.join("huggingface"))
-            // A test that means the network says so; a mistake goes nowhere.
-            .env("HF_ENDPOINT", "http://127.0.0.1:9")
-            .envs(self.variables.iter().map(|(name, value)| (name, value)))
-            .current_dir(home)
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped());
-        let mut child = match command.spawn() {
+        let mut child = match self.command(&program(), args).spawn() {
             Ok(child) => child,
             Err(error) => give_up(&format!("{}: {error}", program().display())),
         };
@@ -204,6 +189,30 @@ impl Mlxcel {
             shown: self.shown.clone(),
         }
     }
+
+    /// A program in this environment, its streams piped.
+    pub(crate) fn command<S: AsRef<OsStr>>(
+        &self,
+        program: &Path,
+        args: impl IntoIterator<Item = S>,
+    ) -> Command {
+        let home = self.home.path();
+        let mut command = Command::new(program);
+        command
+            .args(args)
+            .env_clear()
+            .env("HOME", home)
+            .env("MLXCEL_CACHE_DIR", home.join("cache"))
+            .env("HF_HOME", home.join("huggingface"))
+            // A test that means the network says so; a mistake goes nowhere.
+            .env("HF_ENDPOINT", "http://127.0.0.1:9")
+            .envs(self.variables.iter().map(|(name, value)| (name, value)))
+            .current_dir(home)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped());
+        command
+    }
 }
 
 impl Default for Mlxcel {
@@ -212,7 +221,7 @@ impl Default for Mlxcel {
     }
 }
 
-fn read_all(mut stream: impl Read) -> Vec<u8> {
+pub(crate) fn read_all(mut stream: impl Read) -> Vec<u8> {
     let mut bytes = Vec::new();
     // What was read before an error is what the test looks at.
     let _ = stream.read_to_end(&mut bytes);

@@ -2,4 +2,7 @@
 
 pub mod cli;
 pub mod golden;
+pub mod http;
 pub mod plugins;
+pub mod scripted;
+pub mod server;

@@ -129,12 +129,7 @@ fn chat_prompt(
 }
 
 fn unsupported(fields: &mut Fields) -> Result<(), ApiError> {
-    if let Some(format) = fields.object("response_format")? {
-        let mut format = Fields::of(format);
-        word(&mut format, "type", &["text"])
-            .map_err(|error| error.with_param("response_format"))?;
-        format.finish()?;
-    }
+    response_format(fields)?;
     // Without tools there is nothing to choose from and nothing to call at once.
     refuse(fields, &["tools", "functions"])?;
     word(fields, "tool_choice", &["auto", "none"])?;
@@ -162,6 +157,22 @@ fn unsupported(fields: &mut Fields) -> Result<(), ApiError> {
             "json_schema",
         ],
     )
+}
+
+/// Only plain text can be asked for.
+fn response_format(fields: &mut Fields) -> Result<(), ApiError> {
+    let Some(format) = fields.object("response_format")? else {
+        return Ok(());
+    };
+    let mut format = Fields::of(format);
+    match format.text("type")?.as_deref() {
+        Some("text") => format.finish(),
+        kind => {
+            let kind = kind.unwrap_or("without a type");
+            let message = format!("response_format is {kind}, supported here: text");
+            Err(ApiError::unsupported("response_format", message))
+        }
+    }
 }
 
 /// The route.

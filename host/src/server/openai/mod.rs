@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 use crate::sampling::random_seed;
 
 use super::error::ApiError;
-use super::fields::{Fields, expected};
+use super::fields::{Fields, expected, whole};
 use super::served::unix_seconds;
 
 /// What all objects of one response carry.
@@ -84,17 +84,17 @@ pub fn max_tokens(
     names: &[&'static str],
     default: Option<usize>,
 ) -> Result<Option<usize>, ApiError> {
-    match fields.integer(names)? {
-        None => Ok(default),
+    let Some((name, value)) = fields.take_any(names)? else {
+        return Ok(default);
+    };
+    match whole(&value) {
         Some(-1) => Ok(None),
-        Some(tokens) if tokens > 0 => Ok(Some(tokens as usize)),
+        Some(tokens) if tokens > 0 => Ok(usize::try_from(tokens).ok()),
         Some(tokens) => {
-            let name = names.first().copied().unwrap_or_default();
-            Err(ApiError::field(
-                name,
-                format!("{name} is {tokens}, expected a whole number above 0"),
-            ))
+            let message = format!("{name} is {tokens}, expected a whole number above 0");
+            Err(ApiError::field(name, message))
         }
+        None => Err(expected(name, "a whole number above 0", &value)),
     }
 }
 
@@ -114,7 +114,7 @@ pub fn labels(fields: &mut Fields) -> Result<(), ApiError> {
         None | Some("auto" | "default") => Ok(()),
         Some(tier) => Err(ApiError::unsupported(
             "service_tier",
-            format!("there is no service tier {tier:?} here"),
+            format!("service_tier is {tier:?}, there is no such tier here"),
         )),
     }
 }

@@ -144,7 +144,7 @@ unsafe extern "C" fn describe(
             .ok_or_else(|| AbiError::invalid("vocab_size: expected an integer, found none"))?;
         let layers = match has(config, "attend", "true") {
             true => format!(r#"[{{"kind":"dense","kv_heads":1,"k_dim":{vocab},"v_dim":{vocab}}}]"#),
-            false => "[]".to_owned(),
+            false => r#"[{"kind":"none"}]"#.to_owned(),
         };
         let text = format!(
             r#"{{"arch":"mock","task":"text-generation","vocab_size":{vocab},"hidden_size":{vocab},"context_length":4096,"layers":{layers},"activation_width":{vocab}}}"#

@@ -1,0 +1,91 @@
+//! The server with a real model: what one answers alone, many answer together; and OpenAI's own client is content.
+
+use std::collections::BTreeMap;
+use std::process::Command;
+use std::thread;
+
+use mlxcel_tests::cli::prepared;
+use mlxcel_tests::server::Server;
+use serde_json::{Value, json};
+
+/// Conversations of different lengths, some of which begin alike.
+fn questions() -> Vec<Value> {
+    let long = "The quick brown fox jumps over the lazy dog. ".repeat(6);
+    (0..16)
+        .map(|index| {
+            let question = match index % 4 {
+                0 => format!("What is {index} plus one?"),
+                1 => "What is the capital of France?".to_owned(),
+                2 => format!("{long} How many words is {}?", index / 4),
+                _ => format!("Write the number {}.", index * 7),
+            };
+            json!({"messages": [{"role": "user", "content": question}], "temperature": 0, "max_tokens": 3 + index % 6})
+        })
+        .collect()
+}
+
+fn text(answer: &Value) -> String {
+    answer["choices"][0]["message"]["content"]
+        .as_str()
+        .expect("text")
+        .to_owned()
+}
+
+#[test]
+fn answers_are_the_same_alone_and_together() {
+    let questions = questions();
+    let ask =
+        |server: &Server, body: &Value| text(&server.post("/v1/chat/completions", body).success());
+    let alone = Server::real(&["--parallel", "1"]);
+    // Without what others left in the cache.
+    let expected: Vec<String> = questions
+        .iter()
+        .map(|body| {
+            alone.post("/v1/cache/reset", &json!({})).success();
+            ask(&alone, body)
+        })
+        .collect();
+    drop(alone);
+    let together = Server::real(&["--parallel", "8"]);
+    // Everything twice, so that some find what others have just computed.
+    let answers: BTreeMap<(usize, usize), String> = thread::scope(|scope| {
+        let pairs = (0..2).flat_map(|turn| (0..questions.len()).map(move |index| (turn, index)));
+        let running: Vec<_> = pairs
+            .map(|(turn, index)| {
+                let (together, body) = (&together, &questions[index]);
+                scope.spawn(move || ((turn, index), ask(together, body)))
+            })
+            .collect();
+        running
+            .into_iter()
+            .map(|thread| thread.join().expect("answered"))
+            .collect()
+    });
+    assert_eq!(answers.len(), 32);
+    for ((_, index), answer) in answers {
+        assert_eq!(answer, expected[index], "{}", questions[index]);
+    }
+}
+
+#[test]
+fn the_official_client_is_content() {
+    let python = prepared("MLXCEL_TEST_OPENAI_PYTHON");
+    let script = concat!(env!("CARGO_MANIFEST_DIR"), "/clients/openai_client.py");
+    let server = Server::real(&[
+        "--alias",
+        "smollm2",
+        "--api-key",
+        "secret",
+        "--parallel",
+        "8",
+        "--max-queue-depth",
+        "64",
+    ]);
+    let done = Command::new(python)
+        .args([script, &format!("{}/v1", server.url()), "secret", "smollm2"])
+        .env("NO_PROXY", "127.0.0.1")
+        .output()
+        .expect("started");
+    let show = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    assert_eq!(show(&done.stdout), "all well\n", "{}", show(&done.stderr));
+}
