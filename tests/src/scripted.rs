@@ -57,7 +57,7 @@ pub fn continuation(text: &str, tokens: usize) -> String {
 fn successor(token: usize) -> usize {
     let byte = u8::try_from(token).unwrap_or_default();
     usize::from(match byte {
-        b'a'..b'z' | b'0'..b'9' => byte + 1,
+        b'a'..=b'y' | b'0'..=b'8' => byte + 1,
         b'9' | 0xac => b'!',
         b'!' => return END,
         b'$' => 0xe2,

@@ -1,11 +1,22 @@
 //! Who may ask, by which names, and where the server is found.
 
+#![allow(
+    clippy::expect_used,
+    clippy::panic,
+    reason = "helpers of tests, outside of test functions"
+)]
+
 use std::io::{Read, Write};
+use std::net::TcpStream;
 use std::os::unix::net::UnixStream;
+use std::sync::Arc;
 
 use mlxcel_tests::cli::Mlxcel;
 use mlxcel_tests::http::{Connection, request};
 use mlxcel_tests::server::Server;
+use rustls::pki_types::CertificateDer;
+use rustls::pki_types::pem::PemObject;
+use rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned};
 use serde_json::json;
 
 #[test]
@@ -204,4 +215,53 @@ fn an_open_address_without_a_key_is_refused() {
     let done = Mlxcel::new().run(["serve", "nothing", "--host", "0.0.0.0"]);
     assert_eq!(done.code, Some(2), "{}", done.show());
     assert!(done.stderr.contains("--allow-keyless"), "{}", done.stderr);
+}
+
+#[test]
+fn connections_can_be_encrypted() {
+    let tls = concat!(
+        env!("CARGO_MANIFEST_DIR"),
+        "/../registry/src/store/tests/tls"
+    );
+    let file = |name: &str| format!("{tls}/{name}");
+    let server = Server::scripted(
+        &json!({}),
+        &[
+            "--ssl-cert-file",
+            &file("server.pem"),
+            "--ssl-key-file",
+            &file("server-key.pem"),
+        ],
+    );
+    assert!(server.url().starts_with("https://"), "{}", server.url());
+    let mut roots = RootCertStore::empty();
+    let authority = CertificateDer::from_pem_file(file("ca.pem")).expect("a certificate");
+    roots.add(authority).expect("added");
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let config = ClientConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .expect("versions")
+        .with_root_certificates(roots)
+        .with_no_client_auth();
+    let config = Arc::new(config);
+    let get = || {
+        let session =
+            ClientConnection::new(Arc::clone(&config), "localhost".try_into().expect("a name"));
+        let stream = TcpStream::connect(server.address()).expect("connected");
+        let mut stream = StreamOwned::new(session.expect("a session"), stream);
+        stream
+            .write_all(b"GET /health HTTP/1.0\r\n\r\n")
+            .expect("written");
+        let mut text = String::new();
+        stream.read_to_string(&mut text).expect("read");
+        text
+    };
+    server.wait_for("it is ready", |_| get().starts_with("HTTP/1.0 200"));
+    // Plain HTTP gets nothing, and hurts nobody.
+    let mut plain = Connection::open(server.address());
+    plain.send("GET", "/health", &[], b"");
+    assert_eq!(plain.response().status, 0);
+    assert!(get().starts_with("HTTP/1.0 200"));
+    let done = Mlxcel::new().run(["serve", "nothing", "--ssl-cert-file", &file("server.pem")]);
+    assert_eq!(done.code, Some(2), "{}", done.show());
 }

@@ -1,5 +1,11 @@
 //! Clients and engines that misbehave: no request hangs, no text is wrong, health says what is.
 
+#![allow(
+    clippy::expect_used,
+    clippy::panic,
+    reason = "helpers of tests, outside of test functions"
+)]
+
 use std::sync::Barrier;
 use std::thread;
 

@@ -1,5 +1,11 @@
 //! llama-server's dialect, and what operators ask.
 
+#![allow(
+    clippy::expect_used,
+    clippy::panic,
+    reason = "helpers of tests, outside of test functions"
+)]
+
 use std::collections::BTreeSet;
 
 use mlxcel_tests::server::Server;

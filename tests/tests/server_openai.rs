@@ -1,5 +1,11 @@
 //! OpenAI's dialect of the server, over raw sockets, with a model whose answers are known.
 
+#![allow(
+    clippy::expect_used,
+    clippy::panic,
+    reason = "helpers of tests, outside of test functions"
+)]
+
 use mlxcel_tests::scripted::continuation;
 use mlxcel_tests::server::Server;
 use serde_json::{Value, json};

@@ -1,5 +1,11 @@
 //! The server with a real model: what one answers alone, many answer together; and OpenAI's own client is content.
 
+#![allow(
+    clippy::expect_used,
+    clippy::panic,
+    reason = "helpers of tests, outside of test functions"
+)]
+
 use std::collections::BTreeMap;
 use std::process::Command;
 use std::thread;
@@ -69,7 +75,8 @@ fn answers_are_the_same_alone_and_together() {
 
 #[test]
 fn the_official_client_is_content() {
-    let python = prepared("MLXCEL_TEST_OPENAI_PYTHON");
+    let client = prepared("MLXCEL_TEST_OPENAI_CLIENT");
+    let python = std::env::var_os("PYTHON").unwrap_or_else(|| "python3".into());
     let script = concat!(env!("CARGO_MANIFEST_DIR"), "/clients/openai_client.py");
     let server = Server::real(&[
         "--alias",
@@ -83,6 +90,7 @@ fn the_official_client_is_content() {
     ]);
     let done = Command::new(python)
         .args([script, &format!("{}/v1", server.url()), "secret", "smollm2"])
+        .env("PYTHONPATH", client)
         .env("NO_PROXY", "127.0.0.1")
         .output()
         .expect("started");

@@ -114,8 +114,11 @@ pub fn token_id(name: &str, value: &Value) -> Result<u32, ApiError> {
         .map_err(|_| ApiError::field(name, format!("{name} has token {id}, which no model has")))
 }
 
+/// Whether a value switches a sampler off.
+type IsOff = fn(&Value) -> bool;
+
 /// Samplers that are not here, with the values that switch them off.
-const OFF: [(&str, fn(&Value) -> bool, &str); 9] = [
+const OFF: [(&str, IsOff, &str); 9] = [
     ("mirostat", is_zero, "0"),
     ("xtc_probability", is_zero, "0"),
     ("dry_multiplier", is_zero, "0"),

@@ -92,6 +92,38 @@ pub fn unpack(wheel: &Path, into: &Path) -> Result<(), Error> {
     Ok(())
 }
 
+/// Installs pinned packages, with all that they need named, into a folder that only `PYTHONPATH` leads to.
+pub fn install(requirements: &Path, into: &Path, alternative: Alternative) -> Result<(), Error> {
+    eprintln!("installing {}", requirements.display());
+    let what = format!("the packages of {}", requirements.display());
+    let outcome = pip("install")
+        .args(["--no-deps", "--only-binary=:all:", "--quiet"])
+        .arg("--requirement")
+        .arg(requirements)
+        .arg("--target")
+        .arg(into)
+        .capture()
+        .map_err(|failure| Error::Fetch {
+            what: what.clone(),
+            problem: failure.to_string(),
+            alternative,
+        })?;
+    if !outcome.status.success() {
+        return Err(Error::Fetch {
+            what,
+            problem: explain(&outcome),
+            alternative,
+        });
+    }
+    Ok(())
+}
+
+/// Version of the interpreter that runs pip, as it tells it.
+pub fn version() -> Result<String, Error> {
+    let outcome = python().arg("--version").capture()?.ok()?;
+    Ok(outcome.stdout.trim().to_owned())
+}
+
 fn already_there<'pin>(pin: &'pin WheelPin, dir: &Path) -> Option<(PathBuf, &'pin FilePin)> {
     pin.files.iter().find_map(|file| {
         let path = dir.join(&file.file);

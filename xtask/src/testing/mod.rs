@@ -1,5 +1,6 @@
 //! `cargo xtask test`: what CI checks, step by step, cheapest first; stops at the first failure and says how to repeat it.
 
+mod client;
 mod environment;
 mod steps;
 

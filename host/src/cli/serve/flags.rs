@@ -434,6 +434,21 @@ mod tests {
     }
 
     #[test]
+    fn the_page_on_operations_names_every_flag() {
+        use clap::CommandFactory;
+        let page = include_str!("../../../../docs/OPERATIONS.md");
+        for flag in super::super::ServerCli::command().get_arguments() {
+            let name = flag.get_long().filter(|_| !flag.is_hide_set());
+            if let Some(name) = name.filter(|name| !["help", "version"].contains(name)) {
+                assert!(
+                    page.contains(&format!("`--{name}`")),
+                    "docs/OPERATIONS.md lacks --{name}"
+                );
+            }
+        }
+    }
+
+    #[test]
     fn flags_that_make_no_sense_are_refused() {
         for args in [
             ["--api-prefix", "a b"],

@@ -401,3 +401,48 @@ fn caches(page: &mut Page, scrape: &Scrape<'_>) {
         figures.prefix_pages * scrape.page_bytes,
     );
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_page_on_operations_names_every_series_and_no_other() {
+        let health = EngineHealth {
+            is_alive: true,
+            step_age: None,
+            running: 0,
+            waiting: 0,
+        };
+        let scrape = Scrape {
+            model: "a\"b\\c",
+            figures: EngineFigures::default(),
+            health,
+            parallel: 4,
+            page_bytes: 0,
+            connections: 0,
+        };
+        let text = page(&Metrics::default(), &scrape);
+        assert!(
+            text.contains("mlxcel_slots_total{model=\"a\\\"b\\\\c\"} 4"),
+            "{text}"
+        );
+        let docs = include_str!("../../../../docs/OPERATIONS.md");
+        let served: Vec<&str> = text
+            .lines()
+            .filter_map(|line| line.strip_prefix("# TYPE ")?.split(' ').next())
+            .collect();
+        for name in &served {
+            assert!(
+                docs.contains(&format!("`{name}`")),
+                "docs/OPERATIONS.md lacks {name}"
+            );
+        }
+        for name in docs
+            .split('`')
+            .filter(|word| word.starts_with("llamacpp:") || word.starts_with("mlxcel_"))
+        {
+            assert!(served.contains(&name), "docs/OPERATIONS.md has {name}");
+        }
+    }
+}
