@@ -50,6 +50,11 @@ fn a_thousand_requests_with_disconnects_and_rubbish() {
         ],
     );
     let clients = 8;
+    let files = || std::fs::read_dir(format!("/proc/{}/fd", server.id())).map(Iterator::count);
+    server
+        .post("/v1/completions", &json!({"prompt": "a", "max_tokens": 1}))
+        .success();
+    let files_before = files().ok();
     thread::scope(|scope| {
         for client in 0..clients {
             let server = &server;
@@ -79,6 +84,7 @@ fn a_thousand_requests_with_disconnects_and_rubbish() {
     server.wait_for("the connections are closed", |server| {
         server.metric("mlxcel_connections") <= 1.0
     });
+    server.wait_for("no file is left open", |_| files().ok() <= files_before);
 }
 
 fn misbehave(server: &Server, client: usize, number: usize) {
@@ -186,8 +192,8 @@ fn a_client_that_goes_away_ends_its_answer() {
 
 #[test]
 fn silence_is_broken_by_comments() {
-    let server = Server::scripted(&json!({"delay_us": 1_500_000}), &["--temp", "0"]);
-    let body = json!({"prompt": "a", "max_tokens": 2, "stream": true, "sse_ping_interval": 1});
+    let server = Server::scripted(&json!({"delay_us": 2_500_000}), &["--temp", "0"]);
+    let body = json!({"prompt": "a", "max_tokens": 1, "stream": true, "sse_ping_interval": 1});
     let text = server.post("/v1/completions", &body).text();
     assert!(text.starts_with(":\n\n"), "{text}");
     assert!(text.ends_with("data: [DONE]\n\n"), "{text}");
@@ -242,23 +248,74 @@ fn slow_senders_are_not_waited_for() {
 }
 
 #[test]
-fn a_step_that_fails_or_panics_ends_its_requests_and_no_others() {
-    for (script, is_poisoned) in [
-        (json!({"fail_at": 3}), false),
-        (json!({"panic_at": 3}), true),
-    ] {
-        let server = Server::scripted(&script, &["--temp", "0", "--metrics"]);
-        let failed = server.post("/v1/completions", &json!({"prompt": "a", "max_tokens": 9}));
-        assert_eq!(
-            (failed.status, failed.json()["error"]["type"].as_str()),
-            (500, Some("server_error")),
-            "{}",
-            failed.text()
-        );
-        let next = server.post("/v1/completions", &json!({"prompt": "a", "max_tokens": 2}));
-        assert_eq!(next.status == 200, !is_poisoned, "{}", next.text());
-        assert!(server.metric("mlxcel_batch_failed_steps_total") >= 1.0);
-    }
+fn a_step_that_fails_ends_its_requests_and_no_others() {
+    let server = Server::scripted(&json!({"fail_at": 3}), &["--temp", "0", "--metrics"]);
+    let ask = || server.post("/v1/completions", &json!({"prompt": "a", "max_tokens": 9}));
+    let failed = ask();
+    assert_eq!(failed.status, 500, "{}", failed.text());
+    assert_eq!(failed.json()["error"]["type"], "server_error");
+    assert_eq!(ask().success()["choices"][0]["text"], "bcdefghij");
+    assert_eq!(server.metric("mlxcel_batch_failed_steps_total"), 1.0);
+    assert_eq!(server.get("/health").status, 200);
+}
+
+#[test]
+fn a_device_that_fails_again_and_again_is_not_healthy_and_may_come_back() {
+    let server = Server::scripted(&json!({"fail_at": 1, "fail_until": 4}), &["--temp", "0"]);
+    let ask = || {
+        server
+            .post("/v1/completions", &json!({"prompt": "a", "max_tokens": 1}))
+            .status
+    };
+    assert_eq!([ask(), ask(), ask()], [500, 500, 500]);
+    server.wait_for("it is not healthy", |server| {
+        server.get("/health").status == 503
+    });
+    assert_eq!(ask(), 200);
+    server.wait_for("it is healthy", |server| {
+        server.get("/health").status == 200
+    });
+}
+
+#[test]
+fn a_model_that_panicked_is_not_healthy_any_more() {
+    let server = Server::scripted(&json!({"panic_at": 3}), &["--temp", "0"]);
+    let ask = || server.post("/v1/completions", &json!({"prompt": "a", "max_tokens": 9}));
+    assert_eq!(ask().status, 500);
+    server.wait_for("it is not healthy", |server| {
+        server.get("/health").status == 503
+    });
+    let refused = ask();
+    assert_eq!(
+        (refused.status, refused.json()["error"]["code"].as_str()),
+        (503, Some("engine_poisoned"))
+    );
+    assert_eq!(server.get("/v1/models").status, 200);
+}
+
+#[test]
+fn a_reader_that_takes_nothing_is_given_up() {
+    let server = Server::scripted(
+        &json!({}),
+        &["--temp", "0", "--metrics", "--write-timeout", "1"],
+    );
+    let mut deaf = Connection::open(server.address());
+    let body = json!({"prompt": "a", "max_tokens": 4000, "n": 8, "stream": true}).to_string();
+    deaf.send("POST", "/v1/completions", &[], body.as_bytes());
+    // Others are served meanwhile.
+    assert_eq!(
+        server
+            .post("/v1/completions", &json!({"prompt": "7"}))
+            .success()["choices"][0]["text"],
+        "89!"
+    );
+    server.wait_for("it is given up", |server| {
+        server.metric("mlxcel_requests_total{model=\"scripted\",outcome=\"cancelled\"}")
+            + server.metric("mlxcel_requests_total{model=\"scripted\",outcome=\"failed\"}")
+            == 1.0
+    });
+    server.wait_for("it has ended", is_idle);
+    drop(deaf);
 }
 
 #[test]

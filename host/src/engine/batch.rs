@@ -75,6 +75,7 @@ impl Batch {
             kv_bytes,
             prefix_pages,
             prefix,
+            is_poisoned: self.runner.is_poisoned(),
             ..self.counters
         }
     }
@@ -138,7 +139,10 @@ impl Batch {
         let outcome = self.runner.step(&spans);
         self.count(&rows);
         match outcome {
-            Ok(logits) => self.take(&rows, &wants, logits),
+            Ok(logits) => {
+                self.counters.failed_in_a_row = 0;
+                self.take(&rows, &wants, logits);
+            }
             Err(error) => self.fail_all(error),
         }
     }
@@ -298,6 +302,7 @@ impl Batch {
         let message = error.to_string();
         let mut first = Some(error);
         self.counters.failed_steps += 1;
+        self.counters.failed_in_a_row += 1;
         self.counters.ended += self.running.len() as u64;
         for mut active in std::mem::take(&mut self.running) {
             self.runner.forget(&mut active.sequence);

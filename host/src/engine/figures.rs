@@ -23,6 +23,10 @@ pub struct EngineFigures {
     pub preemptions: u64,
     /// Steps that failed.
     pub failed_steps: u64,
+    /// Of them, since the last step that did not.
+    pub failed_in_a_row: u64,
+    /// Whether the model panicked, after which it refuses every step.
+    pub is_poisoned: bool,
     /// Longest sequence so far, in tokens.
     pub longest_tokens: u64,
     /// Pages in use, those of the prefix cache included.

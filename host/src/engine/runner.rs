@@ -74,6 +74,11 @@ impl Runner {
         (self.prefix.stats(), self.prefix.pages())
     }
 
+    /// Whether the model panicked, after which it refuses every step.
+    pub fn is_poisoned(&self) -> bool {
+        self.model.poison().is_some()
+    }
+
     /// Empties the prefix cache. Sequences that run keep their pages.
     pub fn clear_prefix(&mut self) {
         self.prefix.clear(&mut self.pages);

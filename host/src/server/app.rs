@@ -51,6 +51,8 @@ pub enum Condition {
     Draining,
     /// A step takes longer than any may.
     Stuck(Duration),
+    /// The model panicked and refuses every step.
+    Poisoned,
     /// The engine has ended.
     Dead,
 }
@@ -100,6 +102,7 @@ impl App {
         let health = served.engine.health();
         match health.step_age {
             _ if !health.is_alive => Condition::Dead,
+            _ if served.engine.figures().is_poisoned => Condition::Poisoned,
             Some(age) if age > self.options.limits.step => Condition::Stuck(age),
             _ if self.is_draining.load(Ordering::Acquire) => Condition::Draining,
             _ => Condition::Ready,
@@ -120,7 +123,7 @@ impl App {
                 "the server is ending and takes no new requests",
                 Some(1),
             )),
-            Condition::Stuck(_) | Condition::Dead => Err(self.engine_error()),
+            Condition::Stuck(_) | Condition::Poisoned | Condition::Dead => Err(self.engine_error()),
         }
     }
 
@@ -133,6 +136,10 @@ impl App {
                     age.as_secs()
                 );
                 ApiError::unavailable("engine_stuck", message, None)
+            }
+            Condition::Poisoned => {
+                let message = "the model panicked and is not to be trusted: restart the server";
+                ApiError::unavailable("engine_poisoned", message, None)
             }
             Condition::Dead => {
                 ApiError::unavailable("engine_stopped", "the engine has stopped", None)

@@ -184,6 +184,11 @@ impl Generation {
         Ok(generation)
     }
 
+    /// When the request came.
+    pub fn arrived(&self) -> Instant {
+        self.arrived
+    }
+
     /// Number of answers.
     pub fn len(&self) -> usize {
         self.choices.len()

@@ -106,3 +106,55 @@ impl Drop for ChoiceSink {
         self.update(|slot| slot.is_processing = false);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use tokio::sync::Semaphore;
+    use tokio::sync::mpsc::channel;
+
+    use super::super::metrics::Metrics;
+    use super::super::slots::Slots;
+    use super::*;
+    use crate::engine::{FinishReason, GenerateStats};
+
+    #[test]
+    fn a_full_channel_loses_progress_first_and_then_the_answer() {
+        let room = Arc::new(Semaphore::new(1));
+        let watched = Arc::new(Watched {
+            metrics: Metrics::default(),
+            slots: Slots::new(1),
+        });
+        let (sender, mut events) = channel(1);
+        let sink = ChoiceSink {
+            watched: Arc::clone(&watched),
+            sender,
+            is_overrun: Arc::default(),
+            choice: 0,
+            arrived: Instant::now(),
+            last_token: Cell::new(None),
+            slot: Slot::default(),
+            place: Cell::new(None),
+            _permit: Arc::clone(&room).try_acquire_owned().unwrap(),
+        };
+        let token = || Event::Token {
+            id: 7,
+            logprobs: None,
+        };
+        assert!(sink.send(token()));
+        assert!(sink.send(Event::Prefill { done: 1, total: 1 }));
+        assert!(watched.slots.all()[0].is_processing);
+        assert!(!sink.is_overrun.load(Ordering::Acquire));
+        assert!(!sink.send(token()));
+        assert!(sink.is_overrun.load(Ordering::Acquire));
+        assert!(matches!(
+            events.try_recv().unwrap().event,
+            Event::Token { .. }
+        ));
+        drop(events);
+        let (reason, stats) = (FinishReason::Eos, GenerateStats::default());
+        assert!(!sink.send(Event::Done { reason, stats }));
+        drop(sink);
+        assert!(!watched.slots.all()[0].is_processing);
+        assert_eq!(room.available_permits(), 1);
+    }
+}

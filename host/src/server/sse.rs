@@ -74,6 +74,8 @@ pub fn stream<E: Encoder>(
     ping: Option<Duration>,
 ) -> Response {
     let stream = Stream {
+        // Nothing was written since the request came.
+        written: generation.arrived(),
         generation,
         encoder,
         dialect,
@@ -81,7 +83,6 @@ pub fn stream<E: Encoder>(
         has_begun: false,
         is_over: false,
         ping,
-        written: Instant::now(),
     };
     let mut response = Response::new(Body::new(stream));
     let headers = response.headers_mut();

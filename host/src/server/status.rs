@@ -15,9 +15,18 @@ use super::error::{ApiError, Kind};
 use super::metrics::{Scrape, page};
 use super::reply::{json_response, text_response};
 
-/// `/health`: 200 only when a request could be answered now.
+/// Steps that may fail one after another before that is more than bad luck.
+const FAILURES: u64 = 3;
+
+/// `/health`: 200 only when a request could be answered now. Requests are still tried while steps fail, so that a
+/// device that comes back is noticed.
 pub async fn health(State(app): State<Arc<App>>) -> Result<Response, ApiError> {
     app.check_condition()?;
+    let failed = app.served()?.engine.figures().failed_in_a_row;
+    if failed >= FAILURES {
+        let message = format!("the last {failed} steps of the engine failed");
+        return Err(ApiError::unavailable("engine_failing", message, Some(1)));
+    }
     Ok(json_response(&json!({"status": "ok"})))
 }
 

@@ -5,7 +5,7 @@
 //! ABI alone, so that its archived builds test the ABI and not the SDK.
 //!
 //! For tests of what stands above it, a configuration may script its steps: `"delay_us"` slows each, and `"fail_at"`,
-//! `"panic_at"` and `"hang_at"` name the one that goes wrong, counted from 0.
+//! `"panic_at"` and `"hang_at"` name the one that goes wrong, counted from 0; with `"fail_until"` all before that one fail too.
 
 use std::ffi::c_void;
 use std::sync::OnceLock;
@@ -171,6 +171,7 @@ struct Script {
     steps: AtomicI64,
     delay_us: Option<i64>,
     fail_at: Option<i64>,
+    fail_until: Option<i64>,
     panic_at: Option<i64>,
     hang_at: Option<i64>,
 }
@@ -181,28 +182,26 @@ impl Script {
             steps: AtomicI64::new(0),
             delay_us: number(config, "delay_us"),
             fail_at: number(config, "fail_at"),
+            fail_until: number(config, "fail_until"),
             panic_at: number(config, "panic_at"),
             hang_at: number(config, "hang_at"),
         }
     }
 
     fn step(&self) -> Result<()> {
-        let step = Some(self.steps.fetch_add(1, Ordering::Relaxed));
+        let step = self.steps.fetch_add(1, Ordering::Relaxed);
         if let Some(delay_us) = self.delay_us {
             std::thread::sleep(Duration::from_micros(delay_us.unsigned_abs()));
         }
-        assert!(
-            self.panic_at.is_none() || step != self.panic_at,
-            "a step panics as told"
-        );
-        while self.hang_at.is_some() && step == self.hang_at {
+        assert!(self.panic_at != Some(step), "a step panics as told");
+        while self.hang_at == Some(step) {
             std::thread::park();
         }
-        match self.fail_at {
-            Some(_) if step == self.fail_at => {
-                Err(AbiError::new(status::INTERNAL, "a step fails as told"))
-            }
-            _ => Ok(()),
+        let first = self.fail_at.unwrap_or(i64::MAX);
+        let last = self.fail_until.map_or(first, |until| until - 1);
+        match (first..=last).contains(&step) {
+            true => Err(AbiError::new(status::INTERNAL, "a step fails as told")),
+            false => Ok(()),
         }
     }
 }
