@@ -1,5 +1,6 @@
 //! The real server on an address of its own, on the loopback device.
 
+use std::ffi::OsString;
 use std::io::{BufRead, BufReader};
 use std::net::SocketAddr;
 use std::path::Path;
@@ -15,6 +16,15 @@ use crate::scripted::scripted_model;
 
 /// A server that has not begun or ended by then never will.
 const TIMEOUT: Duration = Duration::from_secs(300);
+
+/// The mock device claims to have next to no memory, and has no half precision.
+const FLAGS: [&str; 5] = [
+    "--force",
+    "--kv-cache-budget",
+    "100000000",
+    "--dtype",
+    "f32",
+];
 
 /// A running server. Dropping it kills the process.
 pub struct Server {
@@ -38,13 +48,28 @@ impl Server {
     /// Starts the program with these arguments, and waits until it listens; the model may still be loading.
     pub fn listening(home: Mlxcel, model: &Path, flags: &[&str]) -> Self {
         let mut args = vec!["serve".into(), model.as_os_str().to_owned()];
-        if !flags.contains(&"--host") {
+        args.extend(flags.iter().map(Into::into));
+        Self::launch(&program(), home, args)
+    }
+
+    /// With the scripted model, by another program beside that one, which takes the model as a flag.
+    pub fn scripted_by(name: &str, script: &Value, flags: &[&str]) -> Self {
+        let home = Mlxcel::new().with_mock_plugins();
+        let model = scripted_model(&home, "scripted", script);
+        let mut args = vec!["-m".into(), model.as_os_str().to_owned()];
+        args.extend(FLAGS.iter().chain(flags).map(Into::into));
+        let mut server = Self::launch(&program().with_file_name(name), home, args);
+        server.wait_until_ready();
+        server
+    }
+
+    fn launch(program: &Path, home: Mlxcel, mut args: Vec<OsString>) -> Self {
+        if !args.iter().any(|arg| arg == "--host") {
             args.extend(["--port", "0"].map(Into::into));
         }
-        args.extend(flags.iter().map(Into::into));
-        let mut child = match home.command(&program(), args).spawn() {
+        let mut child = match home.command(program, args).spawn() {
             Ok(child) => child,
-            Err(error) => give_up(&format!("{}: {error}", program().display())),
+            Err(error) => give_up(&format!("{}: {error}", program.display())),
         };
         let stderr = child
             .stderr
@@ -99,15 +124,7 @@ impl Server {
     /// With the scripted model, which may still be loading.
     pub fn scripted_listening(home: Mlxcel, script: &Value, flags: &[&str]) -> Self {
         let model = scripted_model(&home, "scripted", script);
-        // The mock device claims to have next to no memory, and has no half precision.
-        let own = [
-            "--force",
-            "--kv-cache-budget",
-            "100000000",
-            "--dtype",
-            "f32",
-        ];
-        Self::listening(home, &model, &[&own, flags].concat())
+        Self::listening(home, &model, &[&FLAGS, flags].concat())
     }
 
     /// Where it listens, as it said.

@@ -20,6 +20,7 @@ fn the_commands_and_their_short_descriptions() {
     Commands:
       run       Chat with a model, or answer one prompt
       generate  Answer one prompt and end [alias: gen]
+      serve     Serve a model over HTTP
       list      List the models in the store
       rm        Remove a model from the store
       download  Download a model
@@ -62,7 +63,8 @@ fn what_does_not_exist_is_refused_by_name() {
         vec!["run", "x", "--tp-size", "2"],
         vec!["run", "x", "--dry-multiplier", "1"],
         vec!["inspect", "-m", "x", "--quant", "int4"],
-        vec!["serve"],
+        vec!["serve", "x", "--models-max", "2"],
+        vec!["embed"],
     ] {
         let done = mlxcel.run(&args);
         let what = if args.len() == 1 {

@@ -265,3 +265,15 @@ fn connections_can_be_encrypted() {
     let done = Mlxcel::new().run(["serve", "nothing", "--ssl-cert-file", &file("server.pem")]);
     assert_eq!(done.code, Some(2), "{}", done.show());
 }
+
+/// The second program is the same server, and can try plugins of its own accord.
+#[test]
+fn the_other_program_serves_too() {
+    let mut server = Server::scripted_by("mlxcel-server", &json!({}), &["--temp", "0"]);
+    let answer = server
+        .post("/v1/completions", &json!({"prompt": "7"}))
+        .success();
+    assert_eq!(answer["choices"][0]["text"], "89!");
+    terminate(&server);
+    assert_eq!(server.wait().code, Some(0));
+}
