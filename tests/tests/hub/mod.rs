@@ -79,7 +79,7 @@ fn answer(path: &str) -> (&'static str, String, Vec<u8>) {
         ("config.json", CONFIG.to_vec()),
         ("model.safetensors", weights()),
     ];
-    if path == format!("/api/models/acme/tiny/revision/main")
+    if path == "/api/models/acme/tiny/revision/main"
         || path == format!("/api/models/acme/tiny/revision/{COMMIT}")
     {
         let siblings: Vec<_> = files

@@ -1,6 +1,6 @@
 //! A family whose every entry can be made to fail.
 //!
-//! A test copies the library and writes the name of one fault into it (see [`fault`]); without one it is a healthy
+//! A test copies the library and writes the name of one fault into it (see `fault`); without one it is a healthy
 //! family of one architecture, `faulty`, whose model answers every row with token 0.
 
 #![expect(

@@ -1,7 +1,7 @@
 //! A backend on host memory with a dozen operations: enough to move tensors in and out and to run the mock family.
 //!
 //! Everything else stays a stub, so it also shows what a backend without fused operations looks like. A test can write
-//! the name of a fault into a copy of the file; see [`fault`].
+//! the name of a fault into a copy of the file; see `fault`.
 
 #![expect(clippy::panic, reason = "one of its faults")]
 
