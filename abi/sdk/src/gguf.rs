@@ -107,16 +107,37 @@ impl GgufSummary {
             })
     }
 
-    /// A number under `<architecture>.<key>`, if there.
+    /// A number under `<architecture>.<key>`, if there. Anything else under that key, a number that is
+    /// not finite included, is an error and not an absent value.
     pub fn opt_number(&self, key: &str) -> Result<Option<&Value>> {
-        let full = format!("{}.{key}", self.architecture()?);
-        Ok(self.metadata.get(&full).filter(|value| value.is_number()))
+        self.typed(
+            key,
+            Value::is_number,
+            "a finite number in the GGUF metadata",
+        )
     }
 
-    /// Text under `<architecture>.<key>`, if there.
+    /// Text under `<architecture>.<key>`, if there. Anything else under that key is an error.
     pub fn opt_text(&self, key: &str) -> Result<Option<&str>> {
+        let value = self.typed(key, Value::is_string, "a string in the GGUF metadata")?;
+        Ok(value.and_then(Value::as_str))
+    }
+
+    fn typed(
+        &self,
+        key: &str,
+        fits: impl Fn(&Value) -> bool,
+        expected: &str,
+    ) -> Result<Option<&Value>> {
         let full = format!("{}.{key}", self.architecture()?);
-        Ok(self.metadata.get(&full).and_then(Value::as_str))
+        match self.metadata.get(&full) {
+            Some(value) if !fits(value) => Err(Error::Config {
+                key: full,
+                found: value.to_string(),
+                expected: expected.to_owned(),
+            }),
+            found => Ok(found),
+        }
     }
 
     /// Whether the file has a tensor.
@@ -143,5 +164,34 @@ impl GgufAdapter {
             to: to.into(),
             ops,
         });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn a_value_of_another_type_is_an_error_and_never_absent() {
+        let summary: GgufSummary = serde_json::from_value(json!({
+            "general.architecture": "llama", "llama.rope.freq_base": "NaN",
+            "llama.rope.scaling.type": 3, "llama.context_length": 8, "tensors": {},
+        }))
+        .unwrap();
+        let error = summary
+            .opt_number("rope.freq_base")
+            .unwrap_err()
+            .to_string();
+        assert!(
+            error.contains("llama.rope.freq_base") && error.contains("NaN"),
+            "{error}"
+        );
+        assert!(summary.opt_text("rope.scaling.type").is_err());
+        assert_eq!(
+            summary.opt_number("context_length").unwrap(),
+            Some(&json!(8))
+        );
+        assert_eq!(summary.opt_number("expert_count").unwrap(), None);
     }
 }

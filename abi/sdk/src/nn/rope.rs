@@ -304,6 +304,10 @@ mod tests {
                 "short_factor",
             ),
             (json!({"rope_theta": -1}), "rope_theta"),
+            (
+                json!({"rope_scaling": {"type": "yarn"}}),
+                "rope_scaling.factor",
+            ),
             (json!({"partial_rotary_factor": 0.1}), "even"),
         ] {
             let error = RopeConfig::read(&Config::root(&value).unwrap(), 8, None)

@@ -118,10 +118,15 @@ impl RopeConfig {
         };
         let dims = (head_dim as f64 * partial) as usize;
         if dims == 0 || !dims.is_multiple_of(2) {
-            return Err(config.error(
-                "partial_rotary_factor",
-                format!("a factor that rotates an even, non-zero part of {head_dim} features (this gives {dims})"),
-            ));
+            let expected = format!(
+                "a value with which an even, non-zero part of a head's {head_dim} features is rotated (this gives {dims})"
+            );
+            let key = if partial == 1.0 {
+                "head_dim"
+            } else {
+                "partial_rotary_factor"
+            };
+            return Err(config.error(key, expected));
         }
         let scaling = match settings {
             Some(settings) => read_scaling(config, settings, dims)?,
@@ -159,7 +164,19 @@ fn read_scaling(config: &Config<'_>, settings: &Config<'_>, dims: usize) -> Resu
             factor: settings.float_in("factor", FACTOR)?,
             original: original(limit)?,
         }),
-        "yarn" => read_yarn(settings, original(limit)?, limit),
+        "yarn" => {
+            // Without a factor it follows from the two lengths, of which one would be made up.
+            let length = "original_max_position_embeddings";
+            if settings.get("factor").is_none()
+                && settings.get(length).is_none()
+                && config.get(length).is_none()
+            {
+                return Err(
+                    settings.error("factor", format!("a number, or {length} to take it from"))
+                );
+            }
+            read_yarn(settings, original(limit)?, limit)
+        }
         "llama3" => {
             let scaling = RopeScaling::Llama3 {
                 factor: settings.float_in("factor", FACTOR)?,
