@@ -3,7 +3,7 @@
 use std::fs;
 
 use crate::engine::estimate::{DEFAULT_HEADROOM_FACTOR, EstimateInputs, MemoryEstimate, estimate};
-use crate::engine::{LoadOptions, OpenedModel};
+use crate::engine::{LoadOptions, OpenedModel, preferred_dtype};
 use crate::plugin::{DType, SelectedBackend};
 
 use super::error::CliError;
@@ -159,22 +159,6 @@ pub fn headroom_factor() -> Result<f64, CliError> {
     }
 }
 
-/// The float type that the engine will take.
-fn planned_dtype(opened: &OpenedModel, backend: &SelectedBackend, options: &LoadOptions) -> DType {
-    let config = opened.checkpoint.config();
-    let named = [
-        backend.report.details.get("preferred_dtype"),
-        config.get("dtype"),
-        config.get("torch_dtype"),
-    ];
-    let name = named.into_iter().flatten().find_map(|value| value.as_str());
-    let preferred = match name {
-        Some("f32" | "float32") => DType::F32,
-        _ => DType::F16,
-    };
-    options.dtype.unwrap_or(preferred)
-}
-
 /// The estimate for a model about to be loaded, beside what there is.
 pub struct Guard {
     estimate: MemoryEstimate,
@@ -191,7 +175,9 @@ impl Guard {
         backend: &SelectedBackend,
         options: &LoadOptions,
     ) -> Result<Self, CliError> {
-        let dtype = planned_dtype(opened, backend, options);
+        let dtype = options
+            .dtype
+            .unwrap_or_else(|| preferred_dtype(opened, backend));
         let context = opened.desc.context_length as u64;
         let tokens = match options.ctx_size {
             0 => context.min(PLANNED_TOKENS),

@@ -129,8 +129,9 @@ fn load(
     ))
 }
 
-/// The backend's preference, else what the checkpoint was saved in, else f16.
-fn preferred_dtype(opened: &OpenedModel, selected: &SelectedBackend) -> DType {
+/// Float type of activations and caches when nobody asks for one: the backend's preference, else what
+/// the checkpoint was saved in, else f16.
+pub fn preferred_dtype(opened: &OpenedModel, selected: &SelectedBackend) -> DType {
     let named = |value: Option<&Value>| {
         let dtype = match value?.as_str()? {
             "float32" => DType::F32,

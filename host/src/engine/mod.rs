@@ -28,7 +28,7 @@ pub use desc::{CacheDesc, ModelDesc};
 pub use detect::{OpenedModel, open_model};
 pub use error::EngineError;
 pub use figures::EngineFigures;
-pub use load::{EngineFacts, LoadOptions, start_engine};
+pub use load::{EngineFacts, LoadOptions, preferred_dtype, start_engine};
 pub use prefix::{PrefixCache, PrefixStats};
 pub use request::{CancelToken, Event, EventSink, FinishReason, GenerateRequest, GenerateStats};
 pub use thread::{EngineHandle, EngineHealth, GenerateStream};
