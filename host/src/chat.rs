@@ -335,7 +335,7 @@ impl ChatSession {
             sampling: self.options.sampling.clone(),
             max_new_tokens: self.options.max_new_tokens,
             eos: self.text.eos.ids().collect(),
-            namespace: String::new(),
+            ..GenerateRequest::default()
         };
         let mut is_stopped = false;
         for event in self.engine.generate(request, cancel.clone())? {

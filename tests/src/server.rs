@@ -31,6 +31,8 @@ pub struct Server {
     child: Child,
     address: String,
     stderr: Option<JoinHandle<Vec<u8>>>,
+    /// Headers of every request.
+    headers: Vec<String>,
     /// Its home folder.
     pub home: Mlxcel,
 }
@@ -88,6 +90,7 @@ impl Server {
             child,
             address: address.unwrap_or_default(),
             stderr,
+            headers: vec!["Content-Type: application/json".to_owned()],
             home,
         };
         if server.address.is_empty() {
@@ -150,9 +153,21 @@ impl Server {
         self.child.id()
     }
 
+    /// Requests have this key from now on.
+    #[must_use]
+    pub fn with_key(mut self, key: &str) -> Self {
+        self.headers.push(format!("Authorization: Bearer {key}"));
+        self
+    }
+
     /// One request without a body.
     pub fn get(&self, path: &str) -> Response {
-        request(self.address(), "GET", path, &[], b"")
+        self.ask("GET", path, b"")
+    }
+
+    fn ask(&self, method: &str, path: &str, body: &[u8]) -> Response {
+        let headers: Vec<&str> = self.headers.iter().map(String::as_str).collect();
+        request(self.address(), method, path, &headers, body)
     }
 
     /// One request with a JSON body.
@@ -162,13 +177,7 @@ impl Server {
 
     /// One request with any body.
     pub fn post_bytes(&self, path: &str, body: &[u8]) -> Response {
-        request(
-            self.address(),
-            "POST",
-            path,
-            &["Content-Type: application/json"],
-            body,
-        )
+        self.ask("POST", path, body)
     }
 
     /// A number of the metrics page: the sum of all series of this name.

@@ -63,8 +63,7 @@ fn request(prompt: &[u32], max_new_tokens: usize) -> GenerateRequest {
             ..SamplingParams::default()
         },
         max_new_tokens: Some(max_new_tokens),
-        eos: Vec::new(),
-        namespace: String::new(),
+        ..GenerateRequest::default()
     }
 }
 

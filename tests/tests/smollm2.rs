@@ -81,8 +81,7 @@ fn greedy(engine: &EngineHandle, prompt: Vec<u32>, n: usize) -> Vec<u32> {
             ..SamplingParams::default()
         },
         max_new_tokens: Some(n),
-        eos: Vec::new(),
-        namespace: String::new(),
+        ..GenerateRequest::default()
     };
     let events = engine.generate(request, CancelToken::default()).unwrap();
     let tokens = events.filter_map(|event| match event {

@@ -6,8 +6,9 @@ use std::time::{Duration, Instant};
 use crate::sampling::{Sample, Sampler};
 
 use super::error::EngineError;
+use super::queue::Rank;
 use super::request::{CancelToken, Event, EventSink, FinishReason, GenerateRequest, GenerateStats};
-use super::schedule::Need;
+use super::schedule::{Demand, Need};
 use super::sequence::Sequence;
 
 /// Whom a request answers.
@@ -74,6 +75,14 @@ impl Active {
     /// Tokens that are known and not yet in the pool.
     pub fn todo(&self) -> &[u32] {
         self.tokens.get(self.sequence.len()..).unwrap_or_default()
+    }
+
+    /// Its part in the plan of a step.
+    pub fn demand(&self) -> Demand {
+        Demand {
+            need: self.need(),
+            priority: self.request.priority,
+        }
     }
 
     /// What it needs from the next step. After a preemption an answer is recomputed like a prompt.
@@ -172,6 +181,24 @@ impl Active {
     /// How long it has been here.
     pub fn age(&self) -> Duration {
         self.arrived.elapsed()
+    }
+
+    /// What its place in the queue depends on.
+    pub fn rank(&self) -> Rank {
+        Rank {
+            priority: self.request.priority,
+            tenant: self.request.namespace.clone(),
+        }
+    }
+
+    /// Why it has to end although nobody cancelled it.
+    pub fn overdue(&self, now: Instant) -> Option<EngineError> {
+        let deadline = self.request.deadline.filter(|deadline| now >= *deadline)?;
+        let limit = deadline.saturating_duration_since(self.arrived);
+        Some(EngineError::DeadlineExceeded {
+            limit_s: limit.as_secs_f64(),
+            generated_tokens: self.stats.generated_tokens,
+        })
     }
 }
 

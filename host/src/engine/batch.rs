@@ -1,11 +1,12 @@
 //! Continuous batching: requests join and leave between steps, prompts and answers share each step.
 
-use std::collections::VecDeque;
+use std::time::Instant;
 
 use super::active::Active;
 use super::error::EngineError;
 use super::figures::EngineFigures;
 use super::pack::Span;
+use super::queue::Queue;
 use super::request::FinishReason;
 use super::runner::{PAGE_SIZE, PREFILL_CHUNK, Runner};
 use super::schedule::{Budget, Need, plan};
@@ -36,7 +37,9 @@ pub struct Batch {
     runner: Runner,
     limits: BatchLimits,
     running: Vec<Active>,
-    waiting: VecDeque<Active>,
+    waiting: Queue<Active>,
+    /// Somebody stepped back for lack of pages and none was given back since.
+    is_short_of_pages: bool,
     /// Counters alone; what is held is read when it is asked for.
     counters: EngineFigures,
 }
@@ -48,7 +51,8 @@ impl Batch {
             runner,
             limits,
             running: Vec::new(),
-            waiting: VecDeque::new(),
+            waiting: Queue::default(),
+            is_short_of_pages: false,
             counters: EngineFigures::default(),
         }
     }
@@ -106,7 +110,10 @@ impl Batch {
         };
         match problem {
             Some(error) => active.fail(error),
-            None => self.waiting.push_back(active),
+            None => {
+                let rank = active.rank();
+                self.waiting.push(active, rank);
+            }
         }
     }
 
@@ -165,19 +172,31 @@ impl Batch {
         self.counters.busy_sequences += busy;
     }
 
+    /// Ends what nobody wants any more, and what has had its time, whether it runs or waits.
     fn drop_cancelled(&mut self) {
-        let waiting = std::mem::take(&mut self.waiting);
-        for active in waiting {
-            if active.cancel.is_cancelled() {
-                active.finish(FinishReason::Cancelled);
-            } else {
-                self.waiting.push_back(active);
+        let now = Instant::now();
+        let is_over =
+            |active: &Active| active.cancel.is_cancelled() || active.overdue(now).is_some();
+        for active in self.waiting.take_if(is_over) {
+            self.counters.expired += u64::from(!active.cancel.is_cancelled());
+            // One that stepped back has begun.
+            self.counters.ended += u64::from(active.has_begun());
+            match active
+                .overdue(now)
+                .filter(|_| !active.cancel.is_cancelled())
+            {
+                Some(error) => active.fail(error),
+                None => active.finish(FinishReason::Cancelled),
             }
         }
         let mut index = 0;
         while let Some(active) = self.running.get(index) {
             if active.cancel.is_cancelled() {
                 self.end(index, FinishReason::Cancelled);
+            } else if let Some(error) = active.overdue(now) {
+                self.counters.expired += 1;
+                let active = self.leave(index);
+                active.fail(error);
             } else {
                 index += 1;
             }
@@ -185,8 +204,8 @@ impl Batch {
     }
 
     fn admit(&mut self) {
-        while self.running.len() < self.limits.parallel {
-            let Some(mut active) = self.waiting.pop_front() else {
+        while self.running.len() < self.limits.parallel && self.may_admit() {
+            let Some(mut active) = self.waiting.pop() else {
                 break;
             };
             let sequence = self
@@ -198,13 +217,27 @@ impl Batch {
         }
     }
 
-    /// Rows of every running request, with pages reserved for them. Where pages run out, the
-    /// youngest requests step back and are computed again later; a request that is alone and finds
-    /// no room fails.
+    /// While pages are short, only one that is more urgent than somebody who runs: it will take their place.
+    fn may_admit(&self) -> bool {
+        let least = self
+            .running
+            .iter()
+            .map(|active| active.request.priority)
+            .max();
+        match (least, self.waiting.next_urgency()) {
+            (_, None) => false,
+            (Some(least), Some(next)) if self.is_short_of_pages => next < least,
+            _ => true,
+        }
+    }
+
+    /// Rows of every running request, with pages reserved for them. Where pages run out, the least
+    /// urgent requests, the youngest before others, step back and are computed again later; a request
+    /// that is alone and finds no room fails.
     fn plan(&mut self) -> Vec<usize> {
         'again: loop {
-            let needs: Vec<_> = self.running.iter().map(Active::need).collect();
-            let mut rows = plan(&needs, self.limits.budget);
+            let demands: Vec<_> = self.running.iter().map(Active::demand).collect();
+            let mut rows = plan(&demands, self.limits.budget);
             for index in 0..rows.len() {
                 let (Some(active), Some(rows)) = (self.running.get_mut(index), rows.get_mut(index))
                 else {
@@ -217,7 +250,7 @@ impl Batch {
                     continue;
                 };
                 if self.running.len() > 1 {
-                    self.preempt_youngest();
+                    self.preempt();
                 } else if let Some(mut active) = self.running.pop() {
                     self.runner.forget(&mut active.sequence);
                     self.counters.ended += 1;
@@ -229,20 +262,22 @@ impl Batch {
         }
     }
 
-    fn preempt_youngest(&mut self) {
-        let youngest = self
+    fn preempt(&mut self) {
+        let victim = self
             .running
             .iter()
             .enumerate()
-            .min_by_key(|(_, active)| active.age())
+            .max_by_key(|(_, active)| (active.request.priority, std::cmp::Reverse(active.age())))
             .map(|(index, _)| index);
-        let Some(index) = youngest else { return };
+        let Some(index) = victim else { return };
         self.counters.preemptions += 1;
+        self.is_short_of_pages = true;
         let mut active = self.running.remove(index);
         let sequence = std::mem::take(&mut active.sequence);
         // Its pages stay in the cache as long as there is room, so that little is computed twice.
         self.runner.end(&active.request.namespace, sequence);
-        self.waiting.push_front(active);
+        let rank = active.rank();
+        self.waiting.put_back(active, rank);
     }
 
     fn take(&mut self, rows: &[usize], wants: &[bool], logits: Vec<Vec<f32>>) {
@@ -282,6 +317,7 @@ impl Batch {
                     let mut active = self.running.remove(index);
                     self.runner.forget(&mut active.sequence);
                     self.counters.ended += 1;
+                    self.is_short_of_pages = false;
                     active.fail(error);
                 }
             }
@@ -289,11 +325,18 @@ impl Batch {
     }
 
     fn end(&mut self, index: usize, reason: FinishReason) {
+        let active = self.leave(index);
+        active.finish(reason);
+    }
+
+    /// Takes a request out of the batch; what it has computed stays in the cache.
+    fn leave(&mut self, index: usize) -> Active {
         let mut active = self.running.remove(index);
         let sequence = std::mem::take(&mut active.sequence);
         self.runner.end(&active.request.namespace, sequence);
         self.counters.ended += 1;
-        active.finish(reason);
+        self.is_short_of_pages = false;
+        active
     }
 
     /// After a failed step nothing in the pool is to be trusted: everyone in the step is told, the
@@ -311,12 +354,13 @@ impl Batch {
             });
             active.fail(own);
         }
+        self.is_short_of_pages = false;
         self.runner.reset();
     }
 
     /// Ends everything, because the engine stops.
     pub fn stop(&mut self, reason: &str) {
-        for active in self.running.drain(..).chain(self.waiting.drain(..)) {
+        for active in self.running.drain(..).chain(self.waiting.drain()) {
             active.fail(EngineError::Stopped {
                 reason: reason.to_owned(),
             });

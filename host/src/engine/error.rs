@@ -79,6 +79,16 @@ pub enum EngineError {
         /// Rows of the embedding.
         vocab_size: usize,
     },
+    /// The request's time is over.
+    #[error(
+        "the request did not end within its time of {limit_s:.1} s: {generated_tokens} tokens were generated"
+    )]
+    DeadlineExceeded {
+        /// From the request to its deadline, in seconds.
+        limit_s: f64,
+        /// Tokens of its answer by then.
+        generated_tokens: usize,
+    },
     /// The step that the request was in failed.
     #[error("{message}")]
     StepFailed {

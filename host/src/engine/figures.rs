@@ -21,6 +21,8 @@ pub struct EngineFigures {
     pub ended: u64,
     /// Times that a request stepped back because there was no room.
     pub preemptions: u64,
+    /// Requests whose time was over.
+    pub expired: u64,
     /// Steps that failed.
     pub failed_steps: u64,
     /// Of them, since the last step that did not.

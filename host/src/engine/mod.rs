@@ -17,6 +17,7 @@ pub mod pack;
 pub mod pages;
 mod pool;
 mod prefix;
+pub mod queue;
 pub mod request;
 pub mod runner;
 pub mod schedule;

@@ -2,14 +2,14 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::sampling::{Logprobs, SamplingParams};
 
 use super::error::EngineError;
 
 /// A request to continue a prompt.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 pub struct GenerateRequest {
     /// Prompt, special tokens included.
     pub prompt: Vec<u32>,
@@ -21,6 +21,10 @@ pub struct GenerateRequest {
     pub eos: Vec<u32>,
     /// Whose cached prefixes may be used: requests of different namespaces never share any.
     pub namespace: String,
+    /// Lower is more urgent; 0 for those that do not say.
+    pub priority: i32,
+    /// When it fails if it has not ended by then; none waits for ever.
+    pub deadline: Option<Instant>,
 }
 
 /// Why an answer ended.

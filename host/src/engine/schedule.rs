@@ -1,9 +1,10 @@
 //! Which rows the next step has: one for every running answer, and prompts in the room that is left.
 //!
 //! Pure: it sees numbers and gives numbers. Every running answer gets its row in every step, so that
-//! no prompt can starve it. Prompts share the rest evenly, oldest first, so that a long one cannot
-//! keep short ones waiting. While answers run, less room is given to prompts: their tokens come late
-//! by the time of one step.
+//! no prompt can starve it. Prompts of one priority share the rest evenly, oldest first, so that a long
+//! one cannot keep short ones waiting; more urgent ones are served first, but leave a quarter of the
+//! rows to the others. While answers run, less room is given to prompts: their tokens come late by the
+//! time of one step.
 
 /// Bounds of a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -23,12 +24,27 @@ pub enum Need {
     Prefill(usize),
 }
 
+/// A request in the plan.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Demand {
+    /// What it needs.
+    pub need: Need,
+    /// Lower is more urgent.
+    pub priority: i32,
+}
+
+struct Prompt {
+    index: usize,
+    tokens: usize,
+    priority: i32,
+}
+
 /// Rows of every request, in the order given; 0 leaves it out.
-pub fn plan(needs: &[Need], budget: Budget) -> Vec<usize> {
-    let mut rows = vec![0; needs.len()];
+pub fn plan(demands: &[Demand], budget: Budget) -> Vec<usize> {
+    let mut rows = vec![0; demands.len()];
     let mut left = budget.rows;
-    for (rows, need) in rows.iter_mut().zip(needs) {
-        if *need == Need::Decode && left > 0 {
+    for (rows, demand) in rows.iter_mut().zip(demands) {
+        if demand.need == Need::Decode && left > 0 {
             *rows = 1;
             left -= 1;
         }
@@ -36,26 +52,37 @@ pub fn plan(needs: &[Need], budget: Budget) -> Vec<usize> {
     if left < budget.rows {
         left = left.min(budget.prefill_rows_beside_decode);
     }
-    let mut waiting: Vec<(usize, usize)> = needs
+    let mut prompts: Vec<Prompt> = demands
         .iter()
         .enumerate()
-        .filter_map(|(i, need)| match need {
-            Need::Prefill(tokens) if *tokens > 0 => Some((i, *tokens)),
+        .filter_map(|(index, demand)| match demand.need {
+            Need::Prefill(tokens) if tokens > 0 => Some(Prompt {
+                index,
+                tokens,
+                priority: demand.priority,
+            }),
             _ => None,
         })
         .collect();
     // Those that need least are served first with an even share, so that what they leave goes to
     // the others; ties go to the older.
-    waiting.sort_by_key(|(i, tokens)| (*tokens, *i));
-    let mut sharers = waiting.len();
-    for (i, tokens) in waiting {
-        let share = left.div_ceil(sharers.max(1)).min(left);
-        let given = tokens.min(share);
-        if let Some(rows) = rows.get_mut(i) {
-            *rows = given;
+    prompts.sort_by_key(|prompt| (prompt.priority, prompt.tokens, prompt.index));
+    let classes: Vec<&[Prompt]> = prompts.chunk_by(|a, b| a.priority == b.priority).collect();
+    for (behind, class) in classes
+        .iter()
+        .enumerate()
+        .map(|(i, c)| (classes.len() - 1 - i, c))
+    {
+        let mut room = if behind > 0 { left - left / 4 } else { left };
+        for (served, prompt) in class.iter().enumerate() {
+            let share = room.div_ceil(class.len() - served).min(room);
+            let given = prompt.tokens.min(share);
+            if let Some(rows) = rows.get_mut(prompt.index) {
+                *rows = given;
+            }
+            room -= given;
+            left -= given;
         }
-        left -= given;
-        sharers -= 1;
     }
     rows
 }
@@ -70,6 +97,14 @@ mod tests {
         prefill_rows_beside_decode: 128,
     };
 
+    fn equal(needs: &[Need]) -> Vec<Demand> {
+        let demand = |need: &Need| Demand {
+            need: *need,
+            priority: 0,
+        };
+        needs.iter().map(demand).collect()
+    }
+
     #[test]
     fn a_long_prompt_does_not_hold_up_short_ones_or_answers() {
         let needs = [
@@ -79,29 +114,57 @@ mod tests {
             Need::Decode,
             Need::Prefill(20),
         ];
-        assert_eq!(plan(&needs, BUDGET), [98, 1, 10, 1, 20]);
+        assert_eq!(plan(&equal(&needs), BUDGET), [98, 1, 10, 1, 20]);
     }
 
     #[test]
     fn a_prompt_alone_gets_the_whole_step() {
-        assert_eq!(plan(&[Need::Prefill(8000)], BUDGET), [512]);
-        assert_eq!(plan(&[Need::Prefill(3)], BUDGET), [3]);
+        assert_eq!(plan(&equal(&[Need::Prefill(8000)]), BUDGET), [512]);
+        assert_eq!(plan(&equal(&[Need::Prefill(3)]), BUDGET), [3]);
+    }
+
+    #[test]
+    fn urgent_prompts_go_first_and_leave_a_quarter() {
+        let demand = |tokens, priority| Demand {
+            need: Need::Prefill(tokens),
+            priority,
+        };
+        let demands = [
+            demand(8000, 3),
+            demand(8000, -2),
+            demand(8000, 3),
+            demand(8000, 7),
+        ];
+        assert_eq!(plan(&demands, BUDGET), [48, 384, 48, 32]);
+        let demands = [demand(8000, 3), demand(12, -2)];
+        assert_eq!(plan(&demands, BUDGET), [500, 12]);
     }
 
     proptest! {
         #[test]
         fn steps_keep_their_bounds_and_make_progress(
-            needs in proptest::collection::vec(prop_oneof![Just(Need::Decode), (1usize..3000).prop_map(Need::Prefill)], 1..600)
+            needs in proptest::collection::vec((prop_oneof![Just(Need::Decode), (1usize..3000).prop_map(Need::Prefill)], -2i32..3), 1..600)
         ) {
-            let rows = plan(&needs, BUDGET);
+            let demands: Vec<Demand> = needs.iter().map(|(need, priority)| Demand { need: *need, priority: *priority }).collect();
+            let rows = plan(&demands, BUDGET);
             prop_assert!(rows.iter().sum::<usize>() <= BUDGET.rows);
             prop_assert!(rows.iter().sum::<usize>() > 0);
-            let decodes = needs.iter().filter(|need| **need == Need::Decode).count();
-            for (need, rows) in needs.iter().zip(&rows) {
-                match need {
+            let decodes = demands.iter().filter(|demand| demand.need == Need::Decode).count();
+            for (demand, rows) in demands.iter().zip(&rows) {
+                match demand.need {
                     Need::Decode => prop_assert!(*rows == 1 || decodes > BUDGET.rows),
-                    Need::Prefill(tokens) => prop_assert!(rows <= tokens),
+                    Need::Prefill(tokens) => prop_assert!(*rows <= tokens),
                 }
+            }
+        }
+
+        #[test]
+        fn every_priority_gets_rows(priorities in proptest::collection::vec(0i32..6, 1..6)) {
+            let demands: Vec<Demand> = priorities.iter().map(|priority| Demand { need: Need::Prefill(9000), priority: *priority }).collect();
+            let rows = plan(&demands, BUDGET);
+            for priority in &priorities {
+                let of_class = demands.iter().zip(&rows).filter(|(demand, _)| demand.priority == *priority);
+                prop_assert!(of_class.map(|(_, rows)| *rows).sum::<usize>() > 0);
             }
         }
     }

@@ -8,8 +8,6 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use crate::sampling::SamplingParams;
-
 use super::active::{Active, Reply};
 use super::batch::{Batch, BatchLimits};
 use super::error::EngineError;
@@ -195,10 +193,8 @@ impl EngineHandle {
         let (reply, answer) = channel();
         let request = GenerateRequest {
             prompt: tokens,
-            sampling: SamplingParams::default(),
             max_new_tokens: Some(1),
-            eos: Vec::new(),
-            namespace: String::new(),
+            ..GenerateRequest::default()
         };
         self.start_job(request, CancelToken::default(), Reply::Logits(reply))?;
         let gone = |_| EngineError::Stopped {

@@ -4,11 +4,10 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
-
 use super::error::{ApiError, Kind};
 use super::metrics::Metrics;
 use super::options::ServerOptions;
+use super::room::{NoPlace, Place, Room};
 use super::served::Served;
 use super::slots::Slots;
 
@@ -32,8 +31,7 @@ pub struct App {
     /// When the process started, in seconds of Unix time.
     pub started_s: u64,
     served: OnceLock<Arc<Served>>,
-    room: Arc<Semaphore>,
-    places: usize,
+    room: Room,
     is_draining: AtomicBool,
     is_ending: AtomicBool,
     live: AtomicUsize,
@@ -72,8 +70,7 @@ impl App {
             connections: AtomicUsize::new(0),
             started_s,
             served: OnceLock::new(),
-            room: Arc::new(Semaphore::new(places)),
-            places,
+            room: Room::new(places, options.limits.per_key),
             is_draining: AtomicBool::new(false),
             is_ending: AtomicBool::new(false),
             live: AtomicUsize::new(0),
@@ -149,28 +146,26 @@ impl App {
     }
 
     /// Places for so many answers, or a refusal at once.
-    pub fn admit(&self, answers: usize) -> Result<Vec<OwnedSemaphorePermit>, ApiError> {
+    pub fn admit(&self, tenant: &str, answers: usize) -> Result<Vec<Place>, ApiError> {
         self.check_condition()?;
-        if answers > self.places {
+        if answers > self.room.most() {
             let message = format!(
                 "the request asks for {answers} answers, at most {} are possible",
-                self.places
+                self.room.most()
             );
             return Err(ApiError::new(Kind::Invalid, message).with_param("n"));
         }
-        let mut permits = Vec::with_capacity(answers);
-        for _ in 0..answers {
-            match Arc::clone(&self.room).try_acquire_owned() {
-                Ok(permit) => permits.push(permit),
-                Err(_) => {
-                    self.watched.metrics.refused();
-                    let message =
-                        format!("the queue is full: {} requests run or wait", self.places);
-                    return Err(ApiError::unavailable("queue_full", message, Some(1)));
+        self.room.take(tenant, answers).map_err(|no_place| {
+            self.watched.metrics.refused();
+            match no_place {
+                NoPlace::Full => {
+                    let places = self.room.places();
+                    let message = format!("the queue is full: {places} requests run or wait");
+                    ApiError::unavailable("queue_full", message, Some(1))
                 }
+                NoPlace::Share { most } => ApiError::too_many(most),
             }
-        }
-        Ok(permits)
+        })
     }
 
     /// Number of a new answer.
@@ -200,7 +195,7 @@ impl App {
     }
 
     /// Why an answer in work has to end now, if it has to.
-    pub fn check_running(&self, deadline: Instant) -> Result<(), ApiError> {
+    pub fn check_running(&self, arrived: Instant, limit: Duration) -> Result<(), ApiError> {
         if self.is_ending.load(Ordering::Acquire) {
             return Err(ApiError::unavailable(
                 "draining",
@@ -208,10 +203,8 @@ impl App {
                 None,
             ));
         }
-        if Instant::now() > deadline {
-            let limit_s = self.options.limits.answer.as_secs();
-            let message = format!("the answer took longer than {limit_s} s");
-            return Err(ApiError::new(Kind::Timeout, message).with_code("answer_timeout"));
+        if arrived.elapsed() > limit {
+            return Err(ApiError::answer_timeout(limit));
         }
         match self.condition() {
             Condition::Stuck(_) | Condition::Dead => Err(self.engine_error()),

@@ -21,6 +21,9 @@ use super::sampling_fields::sampling;
 use super::served::Served;
 use super::sse::{Encoder, stream};
 
+/// Bounds of the priority in both directions.
+const MAX_PRIORITY: i64 = 100;
+
 /// Most answers to one prompt.
 const MAX_ANSWERS: i64 = 128;
 
@@ -40,6 +43,12 @@ pub struct Settings {
     pub is_stream: bool,
     /// Whether the model's own ends do not end it.
     pub ignore_eos: bool,
+    /// Lower is more urgent.
+    pub priority: i32,
+    /// For the whole answer.
+    pub limit: Duration,
+    /// Of generation, after which an answer ends at a line break.
+    pub predict_limit: Option<Duration>,
     /// Of silence before a comment line.
     pub ping: Option<Duration>,
     /// Whether each chunk has timings.
@@ -70,6 +79,15 @@ impl Settings {
             stops: fields.texts("stop")?.unwrap_or_default(),
             is_stream: fields.boolean("stream")?.unwrap_or(false),
             ignore_eos: fields.boolean("ignore_eos")?.unwrap_or(false),
+            priority: fields
+                .integer_in(&["priority"], -MAX_PRIORITY, MAX_PRIORITY)?
+                .unwrap_or(0) as i32,
+            limit: limit(fields, app.options.limits.answer)?,
+            predict_limit: fields
+                .integer_in(&["t_max_predict_ms"], -1, i64::from(u32::MAX))?
+                .and_then(|ms| u64::try_from(ms).ok())
+                .filter(|ms| *ms > 0)
+                .map(Duration::from_millis),
             ping,
             timings_per_token: fields.boolean("timings_per_token")?.unwrap_or(false),
             return_progress: fields.boolean("return_progress")?.unwrap_or(false),
@@ -95,16 +113,35 @@ impl Settings {
             start,
             ignore_eos: self.ignore_eos,
             namespace: tenant.namespace().to_owned(),
+            priority: self.priority,
+            limit: self.limit,
+            predict_limit: self.predict_limit,
             arrived,
         })
     }
+}
+
+/// Seconds for the whole answer: what the request allows, but not more than the server does.
+fn limit(fields: &mut Fields, most: Duration) -> Result<Duration, ApiError> {
+    let Some(seconds) = fields.number(&["timeout"])? else {
+        return Ok(most);
+    };
+    let limit = Duration::try_from_secs_f32(seconds).unwrap_or(Duration::ZERO);
+    if limit.is_zero() || limit > most {
+        let message = format!(
+            "timeout is {seconds}, expected seconds above 0 and up to this server's {}",
+            most.as_secs()
+        );
+        return Err(ApiError::field("timeout", message));
+    }
+    Ok(limit)
 }
 
 /// The one value that a field may have, for programs that always send it.
 type IsFixed = fn(&Value) -> bool;
 
 /// Fields that other servers have and that are settled here.
-const FIXED: [(&str, IsFixed, &str); 9] = [
+const FIXED: [(&str, IsFixed, &str); 8] = [
     (
         "cache_prompt",
         |value| value == &Value::Bool(true),
@@ -129,11 +166,6 @@ const FIXED: [(&str, IsFixed, &str); 9] = [
         "n_cache_reuse",
         |value| value.as_i64() == Some(0),
         "caches are never shifted, so it can only be 0",
-    ),
-    (
-        "t_max_predict_ms",
-        |value| value.as_i64().is_some_and(|ms| ms < 0),
-        "it can only be -1",
     ),
     (
         "samplers",
@@ -218,7 +250,7 @@ pub async fn start(
     prompt_count: usize,
     prompts: impl FnOnce(&Served) -> Result<Vec<Vec<u32>>, ApiError> + Send + 'static,
 ) -> Result<(Generation, Plan), ApiError> {
-    let permits = app.admit(prompt_count * plan.answers)?;
+    let permits = app.admit(&plan.namespace, prompt_count * plan.answers)?;
     let own = Arc::clone(served);
     plan.prompts = blocking(move || {
         let prompts = prompts(&own)?;

@@ -61,6 +61,15 @@ pub struct End {
     pub figures: Figures,
 }
 
+impl Piece {
+    fn followed_by(mut self, next: Self) -> Self {
+        self.text.push_str(&next.text);
+        self.tokens.extend(next.tokens);
+        self.logprobs.extend(next.logprobs);
+        self
+    }
+}
+
 struct Held {
     id: u32,
     logprob: Option<TokenLogprob>,
@@ -83,6 +92,7 @@ pub struct Choice {
     first: Option<Instant>,
     figures: Figures,
     arrived: Instant,
+    predict_limit: Option<Duration>,
     is_over: bool,
 }
 
@@ -109,8 +119,16 @@ impl Choice {
                 ..Figures::default()
             },
             arrived,
+            predict_limit: None,
             is_over: false,
         }
+    }
+
+    /// With a limit of the time after the first token. As in llama-server it ends an answer that has a line break.
+    #[must_use]
+    pub fn with_predict_limit(mut self, limit: Option<Duration>) -> Self {
+        self.predict_limit = limit;
+        self
     }
 
     /// Whether it has ended.
@@ -150,6 +168,25 @@ impl Choice {
         });
         let output = self.stops.push(&text);
         let piece = self.give(output.text);
+        let is_late = self.figures.has_new_line
+            && self
+                .predict_limit
+                .is_some_and(|limit| self.figures.decode > limit);
+        if is_late && output.stopped.is_none() {
+            self.cancel.cancel();
+            let stats = GenerateStats {
+                cached_tokens: self.figures.cached_tokens,
+                generated_tokens: self.figures.generated_tokens,
+                ..GenerateStats::default()
+            };
+            // What the stop strings held back is text like the rest.
+            let (held, end) = self.done(FinishReason::MaxTokens, stats);
+            let piece = match (piece, held) {
+                (Some(piece), Some(held)) => Some(piece.followed_by(held)),
+                (piece, held) => piece.or(held),
+            };
+            return (piece, Some(end));
+        }
         let end = output.stopped.map(|stop| {
             self.cancel.cancel();
             self.is_over = true;
@@ -329,5 +366,17 @@ mod tests {
             (end.reason, end.figures.generated_tokens, end.rest),
             (FinishReason::Eos, 4, Piece::default())
         );
+    }
+
+    #[test]
+    fn the_time_of_an_answer_ends_it_at_a_line_break_only() {
+        let mut choice = choice(&["cE"]).with_predict_limit(Some(Duration::ZERO));
+        let (pieces, end) = feed(&mut choice, "ab");
+        assert_eq!((pieces.len(), end), (2, None));
+        let (pieces, end) = feed(&mut choice, "\ncd");
+        let text: String = pieces.iter().map(|piece| piece.text.as_str()).collect();
+        let end = end.unwrap();
+        assert_eq!((text.as_str(), end.reason), ("\n", FinishReason::MaxTokens));
+        assert!(choice.cancel.is_cancelled() && choice.is_over());
     }
 }

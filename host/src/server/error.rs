@@ -3,6 +3,7 @@
 //! Handlers return an [`ApiError`]; [`render`] writes it in the dialect of the route, with the request's id.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use axum::body::Body;
 use axum::http::{HeaderValue, StatusCode, header};
@@ -61,6 +62,8 @@ pub enum Kind {
     NotSupported,
     /// Not now: loading, full, draining, or the engine is gone.
     Unavailable,
+    /// The key has as many requests as it may.
+    TooMany,
     /// The answer took too long.
     Timeout,
 }
@@ -79,6 +82,7 @@ impl Kind {
             Self::Internal => StatusCode::INTERNAL_SERVER_ERROR,
             Self::NotSupported => StatusCode::NOT_IMPLEMENTED,
             Self::Unavailable => StatusCode::SERVICE_UNAVAILABLE,
+            Self::TooMany => StatusCode::TOO_MANY_REQUESTS,
             Self::Timeout => StatusCode::GATEWAY_TIMEOUT,
         }
     }
@@ -98,6 +102,7 @@ impl Kind {
             Self::Internal => "server_error",
             Self::NotSupported => "not_supported_error",
             Self::Unavailable => "unavailable_error",
+            Self::TooMany => "rate_limit_error",
             Self::Timeout => "timeout_error",
         }
     }
@@ -161,6 +166,22 @@ impl ApiError {
             code: Some("context_length_exceeded"),
             ..Self::new(Kind::ContextExceeded, message)
         }
+    }
+
+    /// The key has as many requests as it may; one of them ends sooner or later.
+    pub fn too_many(most: usize) -> Self {
+        let message =
+            format!("this key has {most} requests that run or wait, and may have no more");
+        Self {
+            retry_after_s: Some(1),
+            ..Self::new(Kind::TooMany, message).with_code("too_many_requests")
+        }
+    }
+
+    /// The answer was not complete in its time.
+    pub fn answer_timeout(limit: Duration) -> Self {
+        let message = format!("the answer took longer than {} s", limit.as_secs_f64());
+        Self::new(Kind::Timeout, message).with_code("answer_timeout")
     }
 
     /// Not now; clients may try again after so many seconds.
@@ -267,6 +288,9 @@ impl From<EngineError> for ApiError {
             EngineError::Sampling(SamplingError::Params(error)) => error.into(),
             EngineError::KvPoolFull { .. } => {
                 Self::unavailable("kv_pool_full", error.to_string(), Some(1))
+            }
+            EngineError::DeadlineExceeded { .. } => {
+                Self::new(Kind::Timeout, error.to_string()).with_code("answer_timeout")
             }
             EngineError::Stopped { .. } => {
                 Self::unavailable("engine_stopped", error.to_string(), None)

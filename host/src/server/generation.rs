@@ -11,11 +11,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
-use tokio::sync::OwnedSemaphorePermit;
 use tokio::sync::mpsc::{Receiver, channel};
 use tokio::time::{Interval, MissedTickBehavior, interval_at};
 
-use crate::engine::{Event, FinishReason, GenerateRequest};
+use crate::engine::{EngineError, Event, FinishReason, GenerateRequest};
 use crate::sampling::SamplingParams;
 use crate::text::{DetokenizerOptions, StopMatcher, StreamStart};
 
@@ -23,6 +22,7 @@ use super::app::{App, Live};
 use super::choice::{Choice, End, Piece};
 use super::error::{ApiError, Kind};
 use super::metrics::{Answered, Outcome};
+use super::room::Place;
 use super::served::Served;
 use super::sink::{ChoiceSink, Message};
 use super::slots::Slot;
@@ -52,6 +52,12 @@ pub struct Plan {
     pub ignore_eos: bool,
     /// Whose cached prefixes may be used.
     pub namespace: String,
+    /// Lower is more urgent.
+    pub priority: i32,
+    /// For the whole answer.
+    pub limit: Duration,
+    /// Of generation, after which an answer ends at a line break.
+    pub predict_limit: Option<Duration>,
     /// When the request came.
     pub arrived: Instant,
 }
@@ -94,17 +100,18 @@ pub struct Generation {
     tick: Interval,
     is_overrun: Arc<AtomicBool>,
     arrived: Instant,
+    limit: Duration,
     has_failed: bool,
     _live: Live,
 }
 
 impl Generation {
-    /// Hands the plan to the engine. There is a permit for each answer.
+    /// Hands the plan to the engine. There is a place for each answer.
     pub fn start(
         app: &Arc<App>,
         served: &Served,
         plan: &Plan,
-        permits: Vec<OwnedSemaphorePermit>,
+        places: Vec<Place>,
     ) -> Result<Self, ApiError> {
         let count = plan.prompts.len() * plan.answers;
         let (sender, events) = channel(WAITING_EVENTS * count.max(1));
@@ -117,6 +124,7 @@ impl Generation {
             tick: interval_at(tokio::time::Instant::now() + TICK, TICK),
             is_overrun: Arc::default(),
             arrived: plan.arrived,
+            limit: plan.limit,
             has_failed: false,
             _live: app.live(),
         };
@@ -128,7 +136,7 @@ impl Generation {
             .prompts
             .iter()
             .flat_map(|prompt| (0..plan.answers).map(move |answer| (prompt, answer)));
-        for (choice, ((prompt, answer), permit)) in prompts.zip(permits).enumerate() {
+        for (choice, ((prompt, answer), queued)) in prompts.zip(places).enumerate() {
             let mut sampling = plan.sampling.clone();
             // The first answer is what the seed gives to a request for one.
             sampling.seed = sampling.seed.map(|seed| seed.wrapping_add(answer as u64));
@@ -146,7 +154,8 @@ impl Generation {
                 plan.stops.clone(),
                 prompt.len(),
                 plan.arrived,
-            );
+            )
+            .with_predict_limit(plan.predict_limit);
             let sink = ChoiceSink {
                 watched: Arc::clone(&app.watched),
                 sender: sender.clone(),
@@ -162,7 +171,7 @@ impl Generation {
                     ..Slot::default()
                 },
                 place: Cell::new(None),
-                _permit: permit,
+                _queued: queued,
             };
             let request = GenerateRequest {
                 prompt: prompt.clone(),
@@ -174,6 +183,8 @@ impl Generation {
                     eos.clone()
                 },
                 namespace: plan.namespace.clone(),
+                priority: plan.priority,
+                deadline: Some(plan.arrived + plan.limit),
             };
             let cancel = state.cancel.clone();
             generation.choices.push(state);
@@ -216,8 +227,7 @@ impl Generation {
             if self.open == 0 || self.has_failed {
                 return Poll::Ready(None);
             }
-            let deadline = self.arrived + self.app.options.limits.answer;
-            if let Err(error) = self.app.check_running(deadline) {
+            if let Err(error) = self.app.check_running(self.arrived, self.limit) {
                 return Poll::Ready(Some(Err(self.fail(error))));
             }
             match self.events.poll_recv(context) {
@@ -276,6 +286,10 @@ impl Generation {
                     piece,
                 }));
                 self.finish(index, end);
+            }
+            // The clock of the engine and the one here say the same; the text is the one clients know.
+            Event::Failed(EngineError::DeadlineExceeded { .. }) => {
+                return Err(ApiError::answer_timeout(self.limit));
             }
             Event::Failed(error) => return Err(error.into()),
         }

@@ -25,6 +25,7 @@ mod origin;
 mod patience;
 mod prompt;
 mod reply;
+mod room;
 mod router;
 mod sampling_fields;
 mod served;

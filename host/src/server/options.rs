@@ -36,6 +36,8 @@ pub struct Limits {
     pub parallel: usize,
     /// Answers that may wait beside them.
     pub queue_depth: usize,
+    /// Answers of one key that may run or wait at a time; 0 is all.
+    pub per_key: usize,
     /// Open connections.
     pub connections: usize,
     /// Bytes of a request's body.

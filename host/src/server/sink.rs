@@ -5,13 +5,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
-use tokio::sync::OwnedSemaphorePermit;
 use tokio::sync::mpsc::Sender;
 use tokio::sync::mpsc::error::TrySendError;
 
 use crate::engine::{Event, EventSink};
 
 use super::app::Watched;
+use super::room::Place;
 use super::slots::Slot;
 
 /// An event of one of the answers to a request.
@@ -44,7 +44,7 @@ pub struct ChoiceSink {
     /// Its place there.
     pub place: Cell<Option<usize>>,
     /// Its place in the queue, given back when the engine drops this.
-    pub _permit: OwnedSemaphorePermit,
+    pub _queued: Place,
 }
 
 impl EventSink for ChoiceSink {
@@ -109,17 +109,17 @@ impl Drop for ChoiceSink {
 
 #[cfg(test)]
 mod tests {
-    use tokio::sync::Semaphore;
     use tokio::sync::mpsc::channel;
 
     use super::super::metrics::Metrics;
+    use super::super::room::Room;
     use super::super::slots::Slots;
     use super::*;
     use crate::engine::{FinishReason, GenerateStats};
 
     #[test]
     fn a_full_channel_loses_progress_first_and_then_the_answer() {
-        let room = Arc::new(Semaphore::new(1));
+        let room = Room::new(1, 0);
         let watched = Arc::new(Watched {
             metrics: Metrics::default(),
             slots: Slots::new(1),
@@ -134,7 +134,7 @@ mod tests {
             last_token: Cell::new(None),
             slot: Slot::default(),
             place: Cell::new(None),
-            _permit: Arc::clone(&room).try_acquire_owned().unwrap(),
+            _queued: room.take("", 1).unwrap().remove(0),
         };
         let token = || Event::Token {
             id: 7,
@@ -155,6 +155,6 @@ mod tests {
         assert!(!sink.send(Event::Done { reason, stats }));
         drop(sink);
         assert!(!watched.slots.all()[0].is_processing);
-        assert_eq!(room.available_permits(), 1);
+        assert!(room.take("", 1).is_ok());
     }
 }

@@ -111,8 +111,8 @@ impl<'a> Bench<'a> {
                 ..SamplingParams::cli()
             },
             max_new_tokens: Some(new_tokens),
-            eos: Vec::new(),
             namespace: format!("bench {}", self.runs.get()),
+            ..GenerateRequest::default()
         }
     }
 

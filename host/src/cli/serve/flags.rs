@@ -111,6 +111,9 @@ pub struct LimitArgs {
     /// Requests that may wait beside them
     #[arg(long, value_name = "N", default_value_t = 32, help_heading = "Limits")]
     max_queue_depth: usize,
+    /// Answers of one API key that may run or wait at a time; 0 is all there is room for
+    #[arg(long, value_name = "N", default_value_t = 0, help_heading = "Limits")]
+    max_requests_per_key: usize,
     /// Open connections
     #[arg(long, value_name = "N", default_value_t = 512, value_parser = clap::value_parser!(u32).range(1..), help_heading = "Limits")]
     max_connections: u32,
@@ -225,6 +228,7 @@ impl LimitArgs {
         Limits {
             parallel: self.parallel(),
             queue_depth: self.max_queue_depth,
+            per_key: self.max_requests_per_key,
             connections: self.max_connections as usize,
             body_bytes: self.max_body_bytes,
             header: seconds(self.header_timeout),

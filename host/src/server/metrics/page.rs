@@ -313,6 +313,12 @@ fn engine(page: &mut Page, figures: &EngineFigures) {
         figures.mixed_steps,
     );
     page.own(
+        "batch_expired_total",
+        "counter",
+        "Requests whose time was over.",
+        figures.expired,
+    );
+    page.own(
         "batch_failed_steps_total",
         "counter",
         "Steps that failed.",
