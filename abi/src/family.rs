@@ -33,9 +33,11 @@ abi_args! {
     pub struct AttendArgs {
         /// `[T, H, D]`, already rotated.
         pub q: Tensor = Tensor::NONE,
-        /// `[T, Hkv, D]`, already rotated.
+        /// `[T, Hkv, D]`, already rotated. None together with `v`: nothing is appended, the rows
+        /// attend over what the layer's cache holds, this step's rows included (minor 1).
         pub k: Tensor = Tensor::NONE,
-        /// `[T, Hkv, Dv]`.
+        /// `[T, Hkv, Dv]`. None with a `k` where the layer's cache is latent: values are the first
+        /// elements of the keys (minor 1).
         pub v: Tensor = Tensor::NONE,
         /// Multiplies the scores.
         pub scale: f32 = 1.0,
@@ -47,6 +49,58 @@ abi_args! {
         pub window: u32 = 0,
         /// Zero.
         pub reserved: u32 = 0,
+        /// Optional `[T, N]` i32 from `KvApi::index`: positions that a row may see, -1 for none.
+        /// Restricts what causality and window leave (minor 1).
+        pub selection: Tensor = Tensor::NONE,
+    }
+}
+
+abi_args! {
+    /// Choice of the keys that each row attends to (minor 1).
+    pub struct IndexArgs {
+        /// `[T, H, D]`, already rotated.
+        pub q: Tensor = Tensor::NONE,
+        /// `[T, D]`, already rotated.
+        pub k: Tensor = Tensor::NONE,
+        /// `[T, H]`.
+        pub weights: Tensor = Tensor::NONE,
+        /// Keys chosen for every row.
+        pub top_k: u32 = 0,
+        /// Multiplies `q . k`; above 0.
+        pub scale: f32 = 1.0,
+    }
+}
+
+abi_args! {
+    /// Causal depthwise convolution along every sequence (minor 1).
+    pub struct ShortConvArgs {
+        /// `[T, C]`.
+        pub x: Tensor = Tensor::NONE,
+        /// `[C, K]`; the last column meets the row itself, the first the row K - 1 before it.
+        pub weight: Tensor = Tensor::NONE,
+        /// Optional `[C]`.
+        pub bias: Tensor = Tensor::NONE,
+        /// One of [`crate::kinds::unary`], applied to the sum; 0 is none.
+        pub activation: u32 = 0,
+        /// Zero.
+        pub reserved: u32 = 0,
+    }
+}
+
+abi_args! {
+    /// The gated delta rule along every sequence (minor 1). Per row and value head, with the state
+    /// `S [Dk, Dv]`: `S *= exp(g)`; `S += k (beta * (v - k S))`; the result is `q S`.
+    pub struct GatedDeltaArgs {
+        /// `[T, Hk, Dk]`, already normed and scaled.
+        pub q: Tensor = Tensor::NONE,
+        /// `[T, Hk, Dk]`, already normed.
+        pub k: Tensor = Tensor::NONE,
+        /// `[T, Hv, Dv]`, Hv a multiple of Hk; value head h goes with key head `h / (Hv / Hk)`.
+        pub v: Tensor = Tensor::NONE,
+        /// Log decay: `[T, Hv]`, or `[T, Hv, Dk]` for one per key element.
+        pub g: Tensor = Tensor::NONE,
+        /// `[T, Hv]`.
+        pub beta: Tensor = Tensor::NONE,
     }
 }
 
@@ -56,6 +110,33 @@ abi_table! {
         /// Appends `k` and `v` of this step's rows to the layer's cache and attends, each row over
         /// its own sequence. Result `[T, H, Dv]`.
         fn attend(layer: u32, args: *const AttendArgs, out: *mut Tensor);
+
+        // --- minor 1 -------------------------------------------------------------------------
+        /// Appends `k` to the layer's index keys and chooses, for every row, the `top_k` visible
+        /// positions with the highest `sum_h weights_h * relu(scale * q_h . k)`. Result `[T, top_k]`
+        /// i32 in no particular order, -1 where a row sees fewer. `UNIMPLEMENTED` where the backend
+        /// has no such operation: take `index_keys`.
+        fn index(layer: u32, args: *const IndexArgs, out: *mut Tensor);
+        /// Convolves each row with the K - 1 before it in its sequence, and keeps the last K - 1 rows
+        /// in the state `[K - 1, C]`. Result `[T, C]`. `UNIMPLEMENTED`: as for `index`, take
+        /// `state_read` and `state_write`.
+        fn short_conv(layer: u32, state: u32, args: *const ShortConvArgs, out: *mut Tensor);
+        /// Runs the gated delta rule from the state `[Hv, Dk, Dv]` on. Result `[T, Hv, Dv]`.
+        fn gated_delta(layer: u32, state: u32, args: *const GatedDeltaArgs, out: *mut Tensor);
+        /// State of every sequence before this step, zeros where a sequence begins: `[S, shape..]` in
+        /// the descriptor's dtype. After a `state_write` in the same step, what was written.
+        fn state_read(layer: u32, state: u32, out: *mut Tensor);
+        /// Sets the state that every sequence has after this step: `[S, shape..]`.
+        fn state_write(layer: u32, state: u32, value: Tensor);
+        /// `[S + 1]` i32: rows of sequence s are `[row_starts[s], row_starts[s + 1])`. Sequences of a
+        /// bucket's padding may have no rows.
+        fn row_starts(out: *mut Tensor);
+        /// `[T]` i32: sequence of every row.
+        fn row_sequences(out: *mut Tensor);
+        /// Appends `k` `[T, D]` to the layer's index keys and gives those of every sequence in order
+        /// of position: `[S, L, D]`, where L is the same for all and what is beyond a sequence's end
+        /// is not defined.
+        fn index_keys(layer: u32, k: Tensor, out: *mut Tensor);
     }
 }
 

@@ -21,6 +21,7 @@ mod layout;
 
 pub mod arena;
 pub mod backend;
+pub mod cache_args;
 pub mod envelope;
 pub mod error;
 pub mod family;

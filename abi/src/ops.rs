@@ -10,6 +10,7 @@
 //!   activation. Two operands of equal rank (`binary`, `matmul`, ...) meet as in `kinds::binary`;
 //! * on error nothing is written to the outputs.
 
+use crate::cache_args::{GatedDeltaPoolArgs, ShortConvPoolArgs, SparseIndexArgs};
 use crate::ops_args::{
     AttentionArgs, ConvArgs, FromHostArgs, GatherArgs, MemoryInfo, MemoryLimits,
     PagedAttentionArgs, QuantSpec, QuantizedMatmulArgs, QuantizedWeight, RandomArgs, RopeArgs,
@@ -146,8 +147,9 @@ abi_table! {
         fn rope(args: *const RopeArgs, out: *mut Tensor);
         /// Attention over given keys and values; result `[B, H, Tq, Dv]`.
         fn attention(args: *const AttentionArgs, out: *mut Tensor);
-        /// Appends to a pool and attends over it: writes result `[T, H, Dv]`, new k and v pools.
-        /// The contents of the old pools are not defined afterwards.
+        /// Appends to a pool and attends over it: writes result `[T, H, Dv]`, new k and v pools (v
+        /// none where values are part of the keys). The contents of the old pools are not defined
+        /// afterwards.
         fn paged_attention(args: *const PagedAttentionArgs, out: *mut [Tensor; 3]);
         /// Gated activation `f(gate) * up`; see [`crate::kinds::glu`].
         fn glu(kind: u32, gate: Tensor, up: Tensor, out: *mut Tensor);
@@ -159,5 +161,16 @@ abi_table! {
         fn random_split(key: Tensor, n: i64, out: *mut Tensor);
         /// Random tensor.
         fn random(args: *const RandomArgs, out: *mut Tensor);
+
+        // --- caches that are not keys and values (minor 1) -------------------------------------
+        /// Causal depthwise convolution of packed rows over a pool of states: writes the result
+        /// `[T, C]` and the new pool. The contents of the old pool are not defined afterwards.
+        fn short_conv(args: *const ShortConvPoolArgs, out: *mut [Tensor; 2]);
+        /// Gated delta rule of packed rows over a pool of states: writes the result `[T, Hv, Dv]` in
+        /// `v`'s dtype, computed in f32, and the new pool. As for `short_conv`.
+        fn gated_delta(args: *const GatedDeltaPoolArgs, out: *mut [Tensor; 2]);
+        /// Appends index keys to a pool and chooses keys for every row: writes `[T, top_k]` i32
+        /// positions and the new pool. As for `short_conv`.
+        fn sparse_index(args: *const SparseIndexArgs, out: *mut [Tensor; 2]);
     }
 }

@@ -244,6 +244,15 @@ abi_args! {
         pub softcap: f32 = 0.0,
         /// Optional `[H]` attention sinks.
         pub sinks: Tensor = Tensor::NONE,
+        /// Optional `[T, N]` i32 positions that a row may see, -1 for none, each at most once;
+        /// others than those that causality and window leave do not count (minor 1). A row that
+        /// sees nothing gives zeros.
+        pub selection: Tensor = Tensor::NONE,
+        /// Above 0: there are no `v` and `v_pool`; values are the first `latent_dim` elements of the
+        /// keys (minor 1).
+        pub latent_dim: u32 = 0,
+        /// 1: `k` and `v` are none and nothing is appended; `slots` may be none (minor 1).
+        pub read_only: u32 = 0,
     }
 }
 

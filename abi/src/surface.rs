@@ -4,7 +4,9 @@ use core::fmt::Write;
 
 use crate::envelope::{HostHello, PluginHello};
 use crate::layout::{SlotLayout, Table, TypeLayout};
-use crate::{backend, family, host, kinds, metadata, ops, ops_args, status, types, version};
+use crate::{
+    backend, cache_args, family, host, kinds, metadata, ops, ops_args, status, types, version,
+};
 
 /// Every plain struct and table header of the ABI.
 pub fn types() -> Vec<TypeLayout> {
@@ -28,6 +30,13 @@ pub fn types() -> Vec<TypeLayout> {
         family::AttendArgs::LAYOUT,
         family::StepArgs::LAYOUT,
         family::StepOutput::LAYOUT,
+        family::IndexArgs::LAYOUT,
+        family::ShortConvArgs::LAYOUT,
+        family::GatedDeltaArgs::LAYOUT,
+        cache_args::StateRows::LAYOUT,
+        cache_args::ShortConvPoolArgs::LAYOUT,
+        cache_args::GatedDeltaPoolArgs::LAYOUT,
+        cache_args::SparseIndexArgs::LAYOUT,
     ]
 }
 
@@ -229,8 +238,10 @@ fn module_of(name: &str) -> &'static str {
         "HostApi" | "WeightsApi" => "crate::host",
         "BackendOps" => "crate::ops",
         "OpenArgs" | "BackendTable" => "crate::backend",
-        "LoadArgs" | "AttendArgs" | "StepArgs" | "StepOutput" | "KvApi" | "FamilyTable" => {
-            "crate::family"
+        "LoadArgs" | "AttendArgs" | "StepArgs" | "StepOutput" | "KvApi" | "FamilyTable"
+        | "IndexArgs" | "ShortConvArgs" | "GatedDeltaArgs" => "crate::family",
+        "StateRows" | "ShortConvPoolArgs" | "GatedDeltaPoolArgs" | "SparseIndexArgs" => {
+            "crate::cache_args"
         }
         _ => "crate::ops_args",
     }

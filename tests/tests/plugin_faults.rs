@@ -94,7 +94,7 @@ fn its_root_is_missing_or_of_another_envelope() {
 #[test]
 fn a_file_that_says_other_than_the_running_plugin() {
     let bytes = Healthy::Faulty.bytes().expect("built");
-    let (from, to) = (br#""abi":[1,0],"needs_"#, br#""abi":[1,4],"needs_"#);
+    let (from, to) = (br#""abi":[1,1],"needs_"#, br#""abi":[1,4],"needs_"#);
     // One copy is the file's section, the other the text that the running plugin gives.
     let places = places(&bytes, from);
     assert!(places.len() >= 2, "{places:?}");

@@ -27,8 +27,44 @@ pub enum CacheDesc {
         /// Positions a row sees, itself included.
         window: usize,
     },
-    /// No cache.
+    /// One compressed key per position, whose first elements are its value (multi-head latent
+    /// attention). Exact at every boundary. Needs a host of ABI minor 1.
+    Latent {
+        /// Width of a key.
+        k_dim: usize,
+        /// Elements of it that are the value.
+        v_dim: usize,
+        /// Width of the index keys by which rows choose what they attend to, if they do.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        index_dim: Option<usize>,
+    },
+    /// States of fixed size that move on with every row. Exact only where the host kept a copy.
+    /// Needs a host of ABI minor 1.
+    Recurrent {
+        /// The layer's states, in order of `state` in calls.
+        states: Vec<StateDesc>,
+    },
+    /// No cache. Also a layer that attends over another's: it names the other in its calls.
     None,
+}
+
+/// One recurrent state of a sequence.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StateDesc {
+    /// Its dimensions.
+    pub shape: Vec<usize>,
+    /// Element type; `f32` is the one there is.
+    pub dtype: String,
+}
+
+impl StateDesc {
+    /// An f32 state.
+    pub fn f32(shape: &[usize]) -> Self {
+        Self {
+            shape: shape.to_vec(),
+            dtype: "f32".to_owned(),
+        }
+    }
 }
 
 /// Description of a loaded configuration.
@@ -44,7 +80,8 @@ pub struct ModelDesc {
     pub hidden_size: usize,
     /// Longest sequence the model was made for, in tokens.
     pub context_length: usize,
-    /// One entry per layer, in order of `layer` in attention calls.
+    /// One entry per layer, in order of `layer` in calls to the caches. A block with two caches takes
+    /// two entries.
     pub layers: Vec<CacheDesc>,
     /// Bytes of intermediate values per row of a step and per byte of an activation element: the
     /// widest set of tensors alive at once.

@@ -17,6 +17,7 @@ mod call;
 
 pub mod arch;
 pub mod backend;
+pub mod compose;
 pub mod config;
 pub mod describe;
 pub mod error;
@@ -33,8 +34,9 @@ pub mod weights;
 
 pub use arch::{Architecture, ArchitectureEntry, Model, Probe};
 pub use backend::Backend;
+pub use compose::{GatedDelta, Index, ShortConv};
 pub use config::Config;
-pub use describe::{CacheDesc, ModelDesc};
+pub use describe::{CacheDesc, ModelDesc, StateDesc};
 pub use error::{Error, Result};
 pub use gguf::{GgufAdapter, GgufSummary};
 pub use mlxcel_abi::DType;
@@ -48,6 +50,7 @@ pub mod prelude {
     pub use crate::nn;
     pub use crate::{
         Architecture, AttendOptions, Backend, CacheDesc, Config, DType, Error, GgufAdapter,
-        GgufSummary, Model, ModelDesc, Probe, Result, Step, Tensor, Weights, architecture,
+        GgufSummary, Model, ModelDesc, Probe, Result, StateDesc, Step, Tensor, Weights,
+        architecture,
     };
 }

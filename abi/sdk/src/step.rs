@@ -2,13 +2,14 @@
 
 use core::marker::PhantomData;
 
-use mlxcel_abi::family::{AttendArgs, KvApi, StepArgs};
+use mlxcel_abi::family::{AttendArgs, GatedDeltaArgs, IndexArgs, KvApi, ShortConvArgs, StepArgs};
 use mlxcel_abi::{Table, Tensor as Handle};
 
+use crate::compose::{self, GatedDelta, Index, RowMap, ShortConv};
 use crate::{Backend, Error, Result, Tensor};
 
 /// Options of one attention call over the host's cache.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, Default)]
 pub struct AttendOptions<'a> {
     /// Multiplies the scores.
     pub scale: f32,
@@ -16,6 +17,8 @@ pub struct AttendOptions<'a> {
     pub softcap: f32,
     /// Sink logit per head.
     pub sinks: Option<&'a Tensor>,
+    /// Positions that each row may see, from [`Step::index`].
+    pub selection: Option<&'a Tensor>,
 }
 
 /// T rows of S sequences, one after another. Everything that varies from step to step is in the
@@ -89,18 +92,189 @@ impl Step<'_> {
         v: &Tensor,
         options: &AttendOptions<'_>,
     ) -> Result<Tensor> {
+        self.attend_over(layer, q, k.handle(), v.handle(), options)
+    }
+
+    /// Attends over what the cache of `layer` holds, this step's rows included, and appends nothing:
+    /// for layers that use another's keys and values. `layer` is the other, which attended already.
+    pub fn attend_shared(
+        &self,
+        layer: usize,
+        q: &Tensor,
+        options: &AttendOptions<'_>,
+    ) -> Result<Tensor> {
+        self.attend_over(layer, q, Handle::NONE, Handle::NONE, options)
+    }
+
+    /// Appends to a latent cache and attends: `q` is `[T, H, k_dim]`, `k` `[T, 1, k_dim]`; values are
+    /// the first `v_dim` elements of the keys, and the result is `[T, H, v_dim]`.
+    pub fn attend_latent(
+        &self,
+        layer: usize,
+        q: &Tensor,
+        k: &Tensor,
+        options: &AttendOptions<'_>,
+    ) -> Result<Tensor> {
+        self.attend_over(layer, q, k.handle(), Handle::NONE, options)
+    }
+
+    fn attend_over(
+        &self,
+        layer: usize,
+        q: &Tensor,
+        k: Handle,
+        v: Handle,
+        options: &AttendOptions<'_>,
+    ) -> Result<Tensor> {
         let args = AttendArgs {
             q: q.handle(),
-            k: k.handle(),
-            v: v.handle(),
+            k,
+            v,
             scale: options.scale,
             softcap: options.softcap,
             sinks: Tensor::handle_of(options.sinks),
+            selection: Tensor::handle_of(options.selection),
             ..AttendArgs::default()
         };
         let mut out = Handle::NONE;
         command!(&self.kv.0, attend, layer as u32, &args, &mut out)?;
         Ok(Tensor::from_handle(&self.backend, out))
+    }
+
+    /// Appends index keys and chooses the positions that each row attends to: `[T, top_k]` i32.
+    pub fn index(&self, layer: usize, inputs: &Index<'_>) -> Result<Tensor> {
+        let args = IndexArgs {
+            q: inputs.q.handle(),
+            k: inputs.k.handle(),
+            weights: inputs.weights.handle(),
+            top_k: inputs.top_k as u32,
+            scale: inputs.scale,
+            ..IndexArgs::default()
+        };
+        let mut out = Handle::NONE;
+        match command!(&self.kv.0, index, layer as u32, &args, &mut out) {
+            Ok(()) => Ok(Tensor::from_handle(&self.backend, out)),
+            Err(error) if error.is_unimplemented() => {
+                let keys = self.index_keys(layer, inputs.k)?;
+                compose::index(inputs, &keys, &self.positions, &self.row_sequences()?)
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Appends index keys `[T, D]` and gives those of every sequence by position: `[S, L, D]`. What
+    /// is beyond a sequence's end is not defined.
+    pub fn index_keys(&self, layer: usize, k: &Tensor) -> Result<Tensor> {
+        let mut out = Handle::NONE;
+        command!(&self.kv.0, index_keys, layer as u32, k.handle(), &mut out)?;
+        Ok(Tensor::from_handle(&self.backend, out))
+    }
+
+    /// Causal depthwise convolution of `x` `[T, C]` along every sequence. The layer's `state` is
+    /// `[K - 1, C]`.
+    pub fn short_conv(
+        &self,
+        layer: usize,
+        state: usize,
+        x: &Tensor,
+        conv: &ShortConv<'_>,
+    ) -> Result<Tensor> {
+        let args = ShortConvArgs {
+            x: x.handle(),
+            weight: conv.weight.handle(),
+            bias: Tensor::handle_of(conv.bias),
+            activation: conv.activation,
+            ..ShortConvArgs::default()
+        };
+        let mut out = Handle::NONE;
+        match command!(
+            &self.kv.0,
+            short_conv,
+            layer as u32,
+            state as u32,
+            &args,
+            &mut out
+        ) {
+            Ok(()) => Ok(Tensor::from_handle(&self.backend, out)),
+            Err(error) if error.is_unimplemented() => {
+                let before = self.state_read(layer, state)?;
+                let (y, after) = compose::short_conv(x, conv, &before, &self.row_map()?)?;
+                self.state_write(layer, state, &after)?;
+                Ok(y)
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    /// The gated delta rule along every sequence: `[T, Hv, Dv]`. The layer's `state` is
+    /// `[Hv, Dk, Dv]`.
+    pub fn gated_delta(
+        &self,
+        layer: usize,
+        state: usize,
+        inputs: &GatedDelta<'_>,
+    ) -> Result<Tensor> {
+        let args = GatedDeltaArgs {
+            q: inputs.q.handle(),
+            k: inputs.k.handle(),
+            v: inputs.v.handle(),
+            g: inputs.g.handle(),
+            beta: inputs.beta.handle(),
+            ..GatedDeltaArgs::default()
+        };
+        let mut out = Handle::NONE;
+        match command!(
+            &self.kv.0,
+            gated_delta,
+            layer as u32,
+            state as u32,
+            &args,
+            &mut out
+        ) {
+            Ok(()) => Ok(Tensor::from_handle(&self.backend, out)),
+            Err(error) if error.is_unimplemented() => {
+                let before = self.state_read(layer, state)?;
+                let (y, after) = compose::gated_delta(inputs, &before, &self.row_map()?)?;
+                self.state_write(layer, state, &after)?;
+                Ok(y)
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    /// State of every sequence before this step: `[S, shape..]`, zeros where a sequence begins.
+    pub fn state_read(&self, layer: usize, state: usize) -> Result<Tensor> {
+        let mut out = Handle::NONE;
+        command!(&self.kv.0, state_read, layer as u32, state as u32, &mut out)?;
+        Ok(Tensor::from_handle(&self.backend, out))
+    }
+
+    /// Sets the state of every sequence after this step: `[S, shape..]`.
+    pub fn state_write(&self, layer: usize, state: usize, value: &Tensor) -> Result<()> {
+        let handle = value.handle();
+        command!(&self.kv.0, state_write, layer as u32, state as u32, handle)
+    }
+
+    /// `[S + 1]` i32: rows of sequence s are `[row_starts[s], row_starts[s + 1])`.
+    pub fn row_starts(&self) -> Result<Tensor> {
+        let mut out = Handle::NONE;
+        command!(&self.kv.0, row_starts, &mut out)?;
+        Ok(Tensor::from_handle(&self.backend, out))
+    }
+
+    /// `[T]` i32: sequence of every row.
+    pub fn row_sequences(&self) -> Result<Tensor> {
+        let mut out = Handle::NONE;
+        command!(&self.kv.0, row_sequences, &mut out)?;
+        Ok(Tensor::from_handle(&self.backend, out))
+    }
+
+    /// Which rows belong to which sequence.
+    pub fn row_map(&self) -> Result<RowMap> {
+        Ok(RowMap {
+            row_starts: self.row_starts()?,
+            row_sequences: self.row_sequences()?,
+        })
     }
 
     /// Rows of `[T, ..]` whose logits are wanted: `[R, ..]`.

@@ -102,7 +102,7 @@ impl Attention {
         let options = AttendOptions {
             scale,
             softcap,
-            sinks: None,
+            ..AttendOptions::default()
         };
         let y = step.attend(layer, &q, &k, &v, &options)?; // [T, H, D]
         self.o

@@ -146,26 +146,51 @@ impl Experts {
         })
     }
 
+    /// Loads `gate_up_proj` `[E, hidden, 2 inner]`, gate columns first, and `down_proj`
+    /// `[E, inner, hidden]`: the transposed form that Llama 4 is published in.
+    pub fn load_input_major(
+        weights: &Weights,
+        n_experts: usize,
+        hidden: usize,
+        inner: usize,
+        activation: Activation,
+    ) -> Result<Self> {
+        let (n, h, i) = (n_experts as i64, hidden as i64, inner as i64);
+        let both = weights.tensor("gate_up_proj", &[n, h, 2 * i])?;
+        let part = |start: i64| Ok(Stack::Plain(both.narrow(2, start, i)?));
+        Ok(Self {
+            gate: part(0)?,
+            up: part(i)?,
+            down: Stack::Plain(weights.tensor("down_proj", &[n, i, h])?),
+            activation,
+        })
+    }
+
     /// Sum of the chosen experts' outputs for `[T, hidden]`, weighted.
     pub fn forward(&self, x: &Tensor, routing: &Routing) -> Result<Tensor> {
-        let (rows, k) = (x.dim(0)?, routing.experts.dim(1)?);
+        self.each(x, &routing.experts)?
+            .mul(&routing.weights.unsqueeze(2)?)?
+            .sum(&[1], false)
+    }
+
+    /// Output of each chosen expert: rows `[T, hidden]` and experts `[T, K]` give `[T, K, hidden]`.
+    pub fn each(&self, x: &Tensor, experts: &Tensor) -> Result<Tensor> {
+        let (rows, k) = (x.dim(0)?, experts.dim(1)?);
         let backend = x.backend();
         let x = x.unsqueeze(1)?; // [T, 1, hidden]: one matrix per row
         let row_of = Tensor::arange(backend, 0.0, rows as f64, 1.0, DType::U32)?
             .reshape(&[rows, 1])?
             .broadcast_to(&[rows, k])?;
-        let gate = self.gate.forward(&x, &row_of, &routing.experts)?; // [T, K, 1, inner]
-        let up = self.up.forward(&x, &row_of, &routing.experts)?;
+        let gate = self.gate.forward(&x, &row_of, experts)?; // [T, K, 1, inner]
+        let up = self.up.forward(&x, &row_of, experts)?;
         let inner = gate.glu(self.activation.glu_kind(), &up)?;
         let width = inner.dim(-1)?;
         let flat = inner.reshape(&[rows * k, 1, width])?;
         let pair_of = Tensor::arange(backend, 0.0, (rows * k) as f64, 1.0, DType::U32)?
             .reshape(&[rows, k])?;
-        let out = self.down.forward(&flat, &pair_of, &routing.experts)?; // [T, K, 1, hidden]
+        let out = self.down.forward(&flat, &pair_of, experts)?; // [T, K, 1, hidden]
         let hidden = out.dim(-1)?;
-        out.reshape(&[rows, k, hidden])?
-            .mul(&routing.weights.unsqueeze(2)?)?
-            .sum(&[1], false)
+        out.reshape(&[rows, k, hidden])
     }
 }
 

@@ -154,7 +154,7 @@ impl Server<'_> {
                 v_dim,
                 window,
             } => (kv_heads, k_dim, v_dim, window as u32),
-            CacheDesc::None => {
+            CacheDesc::Latent { .. } | CacheDesc::Recurrent { .. } | CacheDesc::None => {
                 return Err(AbiError::invalid(format!(
                     "layer {layer} attends, its description says it has no cache"
                 )));

@@ -143,8 +143,7 @@ impl TinyModel {
         let v = heads(layer.v.forward(x)?)?;
         let options = AttendOptions {
             scale: 1.0 / (self.dim as f32).sqrt(),
-            softcap: 0.0,
-            sinks: None,
+            ..AttendOptions::default()
         };
         let index = if self.bug == "one cache for all layers" {
             0
