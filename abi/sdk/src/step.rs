@@ -95,6 +95,26 @@ impl Step<'_> {
         self.attend_over(layer, q, k.handle(), v.handle(), options)
     }
 
+    /// As [`Step::attend`], each row over keys of its own chunk: those at positions with the same
+    /// quotient by `chunk`. A window descriptor of that size is what the layer's cache needs.
+    pub fn attend_in_chunk(
+        &self,
+        layer: usize,
+        q: &Tensor,
+        k: &Tensor,
+        v: &Tensor,
+        options: &AttendOptions<'_>,
+        chunk: usize,
+    ) -> Result<Tensor> {
+        let args = AttendArgs {
+            k: k.handle(),
+            v: v.handle(),
+            chunk: chunk as u32,
+            ..Self::attend_args(q, options)
+        };
+        self.attend_with(layer, &args)
+    }
+
     /// Attends over what the cache of `layer` holds, this step's rows included, and appends nothing:
     /// for layers that use another's keys and values. `layer` is the other, which attended already.
     pub fn attend_shared(
@@ -127,17 +147,27 @@ impl Step<'_> {
         options: &AttendOptions<'_>,
     ) -> Result<Tensor> {
         let args = AttendArgs {
-            q: q.handle(),
             k,
             v,
+            ..Self::attend_args(q, options)
+        };
+        self.attend_with(layer, &args)
+    }
+
+    fn attend_args(q: &Tensor, options: &AttendOptions<'_>) -> AttendArgs {
+        AttendArgs {
+            q: q.handle(),
             scale: options.scale,
             softcap: options.softcap,
             sinks: Tensor::handle_of(options.sinks),
             selection: Tensor::handle_of(options.selection),
             ..AttendArgs::default()
-        };
+        }
+    }
+
+    fn attend_with(&self, layer: usize, args: &AttendArgs) -> Result<Tensor> {
         let mut out = Handle::NONE;
-        command!(&self.kv.0, attend, layer as u32, &args, &mut out)?;
+        command!(&self.kv.0, attend, layer as u32, args, &mut out)?;
         Ok(Tensor::from_handle(&self.backend, out))
     }
 

@@ -23,6 +23,7 @@ pub(super) struct Scene {
     parts: Vec<Part>,
     padding_rows: i64,
     window: u32,
+    chunk: u32,
     softcap: f32,
     sinks: bool,
 }
@@ -168,6 +169,7 @@ impl Scene {
             scale: self.scale(),
             softcap: self.softcap,
             sinks: Tensor::handle_of(sinks.as_ref()),
+            chunk: self.chunk,
             ..PagedAttentionArgs::default()
         };
         let mut out = [Handle::NONE; 3];
@@ -208,12 +210,16 @@ impl Scene {
                 .narrow(0, first, rows)?
                 .transpose(&[1, 0, 2])?
                 .unsqueeze(0)?;
+            let mask = match self.chunk {
+                0 => None,
+                _ => Some(self.chunk_mask(start, end).on(b)?),
+            };
             let options = DenseAttention {
                 scale: self.scale(),
                 softcap: self.softcap,
                 causal: true,
-                window: self.window,
-                mask: None,
+                window: if mask.is_some() { 0 } else { self.window },
+                mask: mask.as_ref(),
                 sinks: sinks.as_ref(),
             };
             let (k, v) = (
@@ -230,6 +236,18 @@ impl Scene {
         let mixed = Tensor::concat(b, &mixed.iter().collect::<Vec<_>>(), 0)?;
         let real_pages = |pool: &Tensor| pool.narrow(0, 1, self.pages() - 1);
         Ok(vec![mixed, real_pages(&k_pool)?, real_pages(&v_pool)?])
+    }
+
+    /// What rows from `start` to `end` see of the keys before `end`, as bool.
+    fn chunk_mask(&self, start: i64, end: i64) -> Array {
+        let (window, chunk) = (i64::from(self.window), i64::from(self.chunk));
+        let sees = move |position: i64, key: i64| {
+            let in_window = window == 0 || key > position - window;
+            key <= position && in_window && key / chunk == position / chunk
+        };
+        let seen = (start..end)
+            .flat_map(|position| (0..end).map(move |key| f64::from(u8::from(sees(position, key)))));
+        Array::of(DType::BOOL, &[end - start, end], seen)
     }
 
     fn appended(&self, b: &Backend, width: i64, rows_seed: u64, pool_seed: u64) -> Result<Tensor> {
@@ -259,12 +277,13 @@ impl Scene {
             parts,
             padding_rows,
             window,
+            chunk,
             softcap,
             sinks,
             ..
         } = self;
         format!(
-            "{} parts {parts:?} + {padding_rows}, pages of {page_size}, heads {heads}/{kv_heads}, width {width}/{value_width}, window {window}, cap {softcap}, sinks {sinks}",
+            "{} parts {parts:?} + {padding_rows}, pages of {page_size}, heads {heads}/{kv_heads}, width {width}/{value_width}, window {window}, chunk {chunk}, cap {softcap}, sinks {sinks}",
             self.dtype.name()
         )
     }
@@ -282,6 +301,7 @@ pub(super) fn scenes(dtype: DType) -> Vec<Scene> {
         parts: vec![(0, 5), (9, 1), (4, 3)],
         padding_rows: 0,
         window: 0,
+        chunk: 0,
         softcap: 0.0,
         sinks: false,
     };
@@ -335,6 +355,18 @@ pub(super) fn scenes(dtype: DType) -> Vec<Scene> {
         Scene {
             window: 1,
             softcap: 3.0,
+            ..base.clone()
+        },
+        Scene {
+            chunk: 3,
+            parts: vec![(0, 19), (5, 1), (12, 1), (6, 4)],
+            padding_rows: 2,
+            ..base.clone()
+        },
+        Scene {
+            chunk: 8,
+            window: 5,
+            sinks: true,
             ..base.clone()
         },
         Scene {

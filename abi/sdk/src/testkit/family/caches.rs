@@ -21,15 +21,26 @@ struct Pair {
 
 /// What is kept of one sequence.
 #[derive(Debug, Clone, Default)]
-struct Sequence {
+pub(super) struct Sequence {
     length: usize,
     layers: BTreeMap<usize, Pair>,
+    /// Index keys `[N, D]` by layer.
+    pub index_keys: BTreeMap<usize, Tensor>,
+    /// States `[1, shape..]` by layer and number.
+    pub states: BTreeMap<(usize, usize), Tensor>,
+}
+
+impl Sequence {
+    /// Tokens in the cache before this step.
+    pub(super) fn length(&self) -> usize {
+        self.length
+    }
 }
 
 /// Caches of a model's sequences, by number. Cloning is cheap, and a clone goes its own way.
 #[derive(Debug, Clone, Default)]
 pub struct Caches {
-    sequences: BTreeMap<usize, Sequence>,
+    pub(super) sequences: BTreeMap<usize, Sequence>,
 }
 
 impl Caches {
@@ -70,61 +81,121 @@ pub(super) struct Server<'a> {
     /// Rows of the step, padding included.
     pub n_rows: usize,
     pub caches: RefCell<Caches>,
-    /// How often each layer attended.
+    /// How often each layer's own caches were appended to, and its states written.
     pub attended: RefCell<Vec<usize>>,
+    /// States written in this step, by layer and number: `[S, shape..]`.
+    pub written: RefCell<BTreeMap<(usize, usize), Tensor>>,
+}
+
+/// What one attention call is, by the layer's description.
+struct Call {
+    window: u32,
+    /// Values are this many elements of the keys.
+    latent_dim: Option<usize>,
 }
 
 impl Server<'_> {
     /// The table; valid as long as the value stays where it is.
     pub(super) fn table(&self) -> KvApi {
-        KvApi {
+        let mut table = KvApi {
             ctx: core::ptr::from_ref(self).cast_mut().cast(),
             attend: attend_slot,
             ..KvApi::stubs()
+        };
+        super::states::install(&mut table);
+        table
+    }
+
+    /// A handle of the family's.
+    pub(super) fn share(&self, handle: Handle) -> Result<Tensor> {
+        Tensor::borrow_handle(self.backend, handle)
+    }
+
+    /// Notes that a layer's own cache moved on.
+    pub(super) fn count(&self, layer: usize) {
+        if let Some(times) = self.attended.borrow_mut().get_mut(layer) {
+            *times += 1;
         }
     }
 
+    /// Rows that belong to sequences.
+    pub(super) fn real_rows(&self) -> usize {
+        self.parts.iter().map(|rows| rows.count).sum()
+    }
+
     fn attend(&self, layer: usize, args: &AttendArgs) -> mlxcel_abi::Result<Tensor> {
-        let window = self.check(layer, args)?;
-        let share = |handle: Handle| Tensor::borrow_handle(self.backend, handle);
-        let (q, k, v) = (share(args.q)?, share(args.k)?, share(args.v)?);
-        let sinks = if args.sinks.is_none() {
-            None
-        } else {
-            Some(share(args.sinks)?)
-        };
-        let options = DenseAttention {
-            scale: args.scale,
-            softcap: args.softcap,
-            causal: true,
-            window,
-            mask: None,
-            sinks: sinks.as_ref(),
-        };
+        let call = self.check(layer, args)?;
+        let optional = |handle: Handle| (!handle.is_none()).then(|| self.share(handle)).transpose();
+        let q = self.share(args.q)?;
+        let (k, v) = (optional(args.k)?, optional(args.v)?);
+        let (sinks, selection) = (optional(args.sinks)?, optional(args.selection)?);
         let mut out = Vec::new();
         let mut caches = self.caches.borrow_mut();
         for rows in self.parts {
             let part = |t: &Tensor| t.narrow(0, rows.first as i64, rows.count as i64);
-            let (new_k, new_v) = (part(&k)?.contiguous()?, part(&v)?.contiguous()?);
             let sequence = caches.sequences.entry(rows.sequence).or_default();
-            let pair = match sequence.layers.get(&layer) {
-                None => Pair {
-                    keys: new_k,
-                    values: new_v,
-                },
-                Some(old) => Pair {
-                    keys: Tensor::concat(self.backend, &[&old.keys, &new_k], 0)?,
-                    values: Tensor::concat(self.backend, &[&old.values, &new_v], 0)?,
-                },
+            if let Some(k) = &k {
+                let new_k = part(k)?.contiguous()?;
+                let new_v = match (&v, call.latent_dim) {
+                    (Some(v), _) => part(v)?.contiguous()?,
+                    (None, width) => new_k
+                        .narrow(2, 0, width.unwrap_or_default() as i64)?
+                        .contiguous()?,
+                };
+                let pair = match sequence.layers.get(&layer) {
+                    None => Pair {
+                        keys: new_k,
+                        values: new_v,
+                    },
+                    Some(old) => Pair {
+                        keys: Tensor::concat(self.backend, &[&old.keys, &new_k], 0)?,
+                        values: Tensor::concat(self.backend, &[&old.values, &new_v], 0)?,
+                    },
+                };
+                sequence.layers.insert(layer, pair);
+            }
+            let pair = sequence.layers.get(&layer).ok_or_else(|| {
+                AbiError::invalid(format!(
+                    "layer {layer} is attended over before its own layer ran"
+                ))
+            })?;
+            let (held, wanted) = (pair.keys.dim(0)?, (sequence.length + rows.count) as i64);
+            if held != wanted {
+                return Err(AbiError::invalid(format!(
+                    "layer {layer} is attended over with {held} keys, {wanted} are due: its own layer runs first"
+                )));
+            }
+            let mask = match (&selection, args.chunk) {
+                (None, 0) => None,
+                (Some(selection), 0) => Some(selected(&part(selection)?, held, call.window)?),
+                (None, chunk) => {
+                    let visible = chunk_mask(rows.count, held as usize, call.window, chunk);
+                    let dims = [rows.count as i64, held];
+                    Some(Tensor::from_bools(self.backend, &visible, &dims)?)
+                }
+                (Some(_), chunk) => {
+                    return Err(AbiError::unimplemented(format!(
+                        "layer {layer}: a selection in chunks of {chunk}"
+                    )));
+                }
             };
-            out.push(attend_densely(&part(&q)?, &pair, &options)?);
-            sequence.layers.insert(layer, pair);
+            let options = DenseAttention {
+                scale: args.scale,
+                softcap: args.softcap,
+                causal: mask.is_none(),
+                window: if mask.is_none() { call.window } else { 0 },
+                mask: mask.as_ref(),
+                sinks: sinks.as_ref(),
+            };
+            out.push(attend_densely(&part(&q)?, pair, &options)?);
         }
-        let real: usize = self.parts.iter().map(|rows| rows.count).sum();
+        let real = self.real_rows();
         if real < self.n_rows {
             // What padding rows get is nobody's business; something large is easily noticed.
-            let (heads, width) = (q.dim(1)?, v.dim(2)?);
-            let dims = [(self.n_rows - real) as i64, heads, width];
+            let like = out
+                .first()
+                .ok_or_else(|| AbiError::internal("a step has no sequences"))?;
+            let dims = [(self.n_rows - real) as i64, like.dim(1)?, like.dim(2)?];
             out.push(Tensor::full(self.backend, 1000.0, self.dtype, &dims)?);
         }
         Ok(Tensor::concat(
@@ -134,8 +205,8 @@ impl Server<'_> {
         )?)
     }
 
-    /// Checks the call against the model's description; gives the window.
-    fn check(&self, layer: usize, args: &AttendArgs) -> mlxcel_abi::Result<u32> {
+    /// Checks the call against the model's description.
+    fn check(&self, layer: usize, args: &AttendArgs) -> mlxcel_abi::Result<Call> {
         let desc = self.layers.get(layer).ok_or_else(|| {
             AbiError::invalid(format!(
                 "layer {layer} attends, the description has {} layers",
@@ -154,17 +225,26 @@ impl Server<'_> {
                 v_dim,
                 window,
             } => (kv_heads, k_dim, v_dim, window as u32),
-            CacheDesc::Latent { .. } | CacheDesc::Recurrent { .. } | CacheDesc::None => {
+            CacheDesc::Latent { k_dim, v_dim, .. } => (1, k_dim, v_dim, 0),
+            CacheDesc::Recurrent { .. } | CacheDesc::None => {
                 return Err(AbiError::invalid(format!(
-                    "layer {layer} attends, its description says it has no cache"
+                    "layer {layer} attends, its description says it has no keys"
                 )));
             }
         };
+        let latent_dim = matches!(desc, CacheDesc::Latent { .. }).then_some(v_dim);
+        let is_read_only = args.k.is_none();
+        let given = [
+            (!is_read_only).then_some(("k", args.k, [kv_heads, k_dim])),
+            (!args.v.is_none()).then_some(("v", args.v, [kv_heads, v_dim])),
+        ];
+        if args.v.is_none() != (is_read_only || latent_dim.is_some()) {
+            return Err(AbiError::invalid(format!(
+                "layer {layer}: values come with keys unless the cache is latent"
+            )));
+        }
         let rows = self.n_rows as i64;
-        for (what, handle, dims) in [
-            ("k", args.k, [kv_heads, k_dim]),
-            ("v", args.v, [kv_heads, v_dim]),
-        ] {
+        for (what, handle, dims) in given.into_iter().flatten() {
             let info = Tensor::borrow_handle(self.backend, handle)?.info()?;
             let wanted = [rows, dims[0] as i64, dims[1] as i64];
             if info.shape() != wanted || info.dtype != self.dtype {
@@ -186,15 +266,49 @@ impl Server<'_> {
                 self.dtype.name()
             )));
         }
-        if let Some(times) = self.attended.borrow_mut().get_mut(layer) {
-            *times += 1;
+        if !is_read_only {
+            self.count(layer);
         }
-        Ok(if args.window == 0 {
-            window
-        } else {
-            args.window
+        Ok(Call {
+            window: if args.window == 0 {
+                window
+            } else {
+                args.window
+            },
+            latent_dim,
         })
     }
+}
+
+/// Bool mask `[1, 1, n, length]` of what causality, the window and a selection `[n, N]` leave to the
+/// last n rows.
+fn selected(selection: &Tensor, length: i64, window: u32) -> Result<Tensor> {
+    let (n, b) = (selection.dim(0)?, selection.backend());
+    let keys = Tensor::arange(b, 0.0, length as f64, 1.0, DType::I32)?;
+    let chosen = selection.unsqueeze(2)?.eq(&keys)?.reduce(
+        mlxcel_abi::kinds::reduce::ANY_OF,
+        &[1],
+        false,
+    )?; // [n, length]
+    let rows = Tensor::arange(b, (length - n) as f64, length as f64, 1.0, DType::I32)?;
+    let behind = rows.reshape(&[n, 1])?.sub(&keys)?;
+    let mut visible = chosen.logical_and(&behind.ge_scalar(0.0)?)?;
+    if window > 0 {
+        visible = visible.logical_and(&behind.lt_scalar(window.into())?)?;
+    }
+    visible.reshape(&[1, 1, n, length])
+}
+
+/// What the last rows of a sequence see of its keys in chunks, `[n, keys]`.
+fn chunk_mask(rows: usize, keys: usize, window: u32, chunk: u32) -> Vec<bool> {
+    let (window, chunk) = (window as usize, chunk as usize);
+    let sees = move |position: usize, key: usize| {
+        let in_window = window == 0 || key + window > position;
+        key <= position && in_window && key / chunk == position / chunk
+    };
+    (keys - rows..keys)
+        .flat_map(|position| (0..keys).map(move |key| sees(position, key)))
+        .collect()
 }
 
 /// Rows `[n, H, D]` over everything in `pair`, the last row on the last key: `[n, H, Dv]`.

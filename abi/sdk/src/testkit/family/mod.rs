@@ -18,6 +18,7 @@ mod fill;
 mod golden;
 mod model;
 mod safetensors;
+mod states;
 #[cfg(test)]
 mod tests;
 mod weight_checks;

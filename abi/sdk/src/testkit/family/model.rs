@@ -141,6 +141,7 @@ impl LoadedModel {
             n_rows: tokens.len(),
             caches: RefCell::new(caches.clone()),
             attended: RefCell::new(vec![0; self.desc.layers.len()]),
+            written: RefCell::default(),
         };
         let logits = self.forward(&server, &tokens, &positions, &logit_rows)?;
         let logits = self.read_logits(&logits, logit_rows.len())?;
@@ -182,7 +183,7 @@ impl LoadedModel {
             positions: positions.handle(),
             logit_rows: logit_rows.handle(),
             n_rows: n as u32,
-            n_sequences: server.parts.len() as u32,
+            n_sequences: server.n_sequences() as u32,
             kv: &kv,
             ..StepArgs::default()
         };
@@ -216,10 +217,14 @@ impl LoadedModel {
 
     fn check_attended(&self, attended: &[usize]) -> Result<()> {
         for (layer, (desc, &times)) in self.desc.layers.iter().zip(attended).enumerate() {
-            let expected = usize::from(!matches!(desc, CacheDesc::None));
+            let (expected, what) = match desc {
+                CacheDesc::None => (0, "attended"),
+                CacheDesc::Recurrent { states } => (states.len(), "wrote states"),
+                _ => (1, "attended"),
+            };
             if times != expected {
                 return Err(Error::Other(format!(
-                    "layer {layer} attended {times} time(s) in a step, its description implies {expected}"
+                    "layer {layer} {what} {times} time(s) in a step, its description implies {expected}"
                 )));
             }
         }

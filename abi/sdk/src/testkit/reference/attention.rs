@@ -311,11 +311,15 @@ pub(super) fn paged_attention(
                 t.positions.ints()?[row],
                 l.table_width * l.page_size,
             )?;
-            let first = if args.window == 0 {
-                0
-            } else {
-                (position + 1).saturating_sub(args.window as usize)
+            let in_window = match args.window {
+                0 => 0,
+                window => (position + 1).saturating_sub(window as usize),
             };
+            let in_chunk = match args.chunk {
+                0 => 0,
+                chunk => position - position % chunk as usize,
+            };
+            let first = in_window.max(in_chunk);
             let pool_rows = (first..=position)
                 .map(|p| {
                     let page = pages[sequence * l.table_width + p / l.page_size];
