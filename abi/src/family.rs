@@ -52,6 +52,11 @@ abi_args! {
         /// Optional `[T, N]` i32 from `KvApi::index`: positions that a row may see, -1 for none.
         /// Restricts what causality and window leave (minor 1).
         pub selection: Tensor = Tensor::NONE,
+        /// Above 0: a row sees keys of its own chunk only, those at positions with the same quotient
+        /// by `chunk` (minor 1). Restricts what causality and window leave.
+        pub chunk: u32 = 0,
+        /// Zero.
+        pub reserved2: u32 = 0,
     }
 }
 

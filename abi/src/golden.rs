@@ -23,13 +23,13 @@ frozen! {crate::ops_args::QuantizedMatmulArgs: struct_size @ 0, x @ 8, w @ 16, t
 frozen! {crate::ops_args::ConvArgs: struct_size @ 0, x @ 8, w @ 16, n_spatial @ 24, groups @ 28, transposed @ 32, reserved @ 36, stride @ 40, padding_low @ 64, padding_high @ 88, dilation @ 112, output_padding @ 136}
 frozen! {crate::ops_args::RopeArgs: struct_size @ 0, x @ 8, positions @ 16, dims @ 24, interleaved @ 28, base @ 32, scale @ 36, freqs @ 40}
 frozen! {crate::ops_args::AttentionArgs: struct_size @ 0, q @ 8, k @ 16, v @ 24, scale @ 32, softcap @ 36, mask_kind @ 40, window @ 44, mask @ 48, sinks @ 56}
-frozen! {crate::ops_args::PagedAttentionArgs: struct_size @ 0, q @ 8, k @ 16, v @ 24, k_pool @ 32, v_pool @ 40, slots @ 48, row_sequences @ 56, positions @ 64, page_table @ 72, row_starts @ 80, n_sequences @ 88, window @ 92, scale @ 96, softcap @ 100, sinks @ 104, selection @ 112, latent_dim @ 120, read_only @ 124}
+frozen! {crate::ops_args::PagedAttentionArgs: struct_size @ 0, q @ 8, k @ 16, v @ 24, k_pool @ 32, v_pool @ 40, slots @ 48, row_sequences @ 56, positions @ 64, page_table @ 72, row_starts @ 80, n_sequences @ 88, window @ 92, scale @ 96, softcap @ 100, sinks @ 104, selection @ 112, latent_dim @ 120, read_only @ 124, chunk @ 128, reserved @ 132}
 frozen! {crate::ops_args::RandomArgs: struct_size @ 0, kind @ 8, dtype @ 12, key @ 16, dims @ 24, ndim @ 32, reserved @ 36, a @ 40, b @ 48, logits @ 56}
 frozen! {crate::ops_args::MemoryInfo: struct_size @ 0, active_bytes @ 8, peak_bytes @ 16, cache_bytes @ 24, limit_bytes @ 32, total_bytes @ 40, live_tensors @ 48}
 frozen! {crate::ops_args::MemoryLimits: struct_size @ 0, limit_bytes @ 8, cache_limit_bytes @ 16, wired_limit_bytes @ 24, reset_peak @ 32, reserved @ 36}
 frozen! {crate::backend::OpenArgs: struct_size @ 0, device @ 8, options @ 24, host @ 40}
 frozen! {crate::family::LoadArgs: struct_size @ 0, arch @ 8, config @ 24, ops @ 40, weights @ 48, host @ 56, compute_dtype @ 64, context_length @ 68}
-frozen! {crate::family::AttendArgs: struct_size @ 0, q @ 8, k @ 16, v @ 24, scale @ 32, softcap @ 36, sinks @ 40, window @ 48, reserved @ 52, selection @ 56}
+frozen! {crate::family::AttendArgs: struct_size @ 0, q @ 8, k @ 16, v @ 24, scale @ 32, softcap @ 36, sinks @ 40, window @ 48, reserved @ 52, selection @ 56, chunk @ 64, reserved2 @ 68}
 frozen! {crate::family::StepArgs: struct_size @ 0, tokens @ 8, positions @ 16, logit_rows @ 24, n_rows @ 32, n_sequences @ 36, kv @ 40}
 frozen! {crate::family::StepOutput: struct_size @ 0, logits @ 8}
 frozen! {crate::family::IndexArgs: struct_size @ 0, q @ 8, k @ 16, weights @ 24, top_k @ 32, scale @ 36}

@@ -253,6 +253,11 @@ abi_args! {
         pub latent_dim: u32 = 0,
         /// 1: `k` and `v` are none and nothing is appended; `slots` may be none (minor 1).
         pub read_only: u32 = 0,
+        /// Above 0: a row sees keys of its own chunk only, those at positions with the same quotient
+        /// by `chunk` (minor 1). Restricts what causality and window leave.
+        pub chunk: u32 = 0,
+        /// Zero.
+        pub reserved: u32 = 0,
     }
 }
 
