@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
+use crate::peers::args::{PeersArgs, ServerArgs, SoakArgs};
 use crate::plugins::Request;
 
 /// Development commands of mlxcel.
@@ -54,6 +55,12 @@ pub enum Command {
         #[arg(long, value_enum, default_values_t = [Backend::Cpu])]
         backend: Vec<Backend>,
     },
+    /// Measure us beside llama.cpp and mlx-lm in one run, and print a table with ratios
+    BenchPeers(PeersArgs),
+    /// Measure our server beside llama.cpp's in one run, and print a table with ratios
+    BenchServer(ServerArgs),
+    /// Mixed traffic for our server for a long time; fails if it holds more afterwards
+    Soak(SoakArgs),
     /// Write abi/surface.txt, the text form of the plugin interface
     AbiDump {
         /// Compare instead of writing; a difference is an error

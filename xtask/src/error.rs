@@ -69,6 +69,9 @@ pub enum Error {
     #[error("no step is called `{name}`: the steps are {known}")]
     NoSuchStep { name: String, known: String },
 
+    #[error("{what}: {problem}")]
+    Measurement { what: String, problem: String },
+
     #[error("{} is missing; {remedy}", path.display())]
     Missing { path: PathBuf, remedy: String },
 
@@ -80,6 +83,14 @@ pub enum Error {
 }
 
 impl Error {
+    /// A program that is measured, or one that measures, did not give what was expected.
+    pub fn measurement(what: impl std::fmt::Display, problem: impl std::fmt::Display) -> Error {
+        Error::Measurement {
+            what: what.to_string(),
+            problem: problem.to_string(),
+        }
+    }
+
     /// For `map_err` on file operations.
     pub fn io(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Error {
         let path = path.to_path_buf();

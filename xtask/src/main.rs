@@ -19,6 +19,7 @@ mod error;
 mod fetch;
 mod mlx;
 mod model;
+mod peers;
 mod plugins;
 mod process;
 mod testing;
@@ -68,6 +69,9 @@ fn run(cli: Cli) -> Result<(), Error> {
         Command::Dist { backend } => {
             println!("{}", dist::run(&workspace, &backend)?.display());
         }
+        Command::BenchPeers(args) => peers::bench(&workspace, &args)?,
+        Command::BenchServer(args) => peers::bench_server(&workspace, &args)?,
+        Command::Soak(args) => peers::soak(&workspace, &args)?,
         Command::AbiDump { check } => abi_surface::run(&workspace, check)?,
     }
     Ok(())

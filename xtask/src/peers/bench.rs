@@ -1,0 +1,267 @@
+//! `cargo xtask bench-peers`: one model after another, everybody in turn, one table for each.
+
+use std::path::Path;
+
+use serde_json::{Value, json};
+
+use super::args::{Common, PeersArgs};
+use super::install::{Llama, Scratch};
+use super::llama::Peer;
+use super::machine::Machine;
+use super::mlx_lm::{MlxLm, mib};
+use super::models::Subject;
+use super::ours::Ours;
+use super::table::{Measure, Table};
+use super::timed::Stopwatch;
+use crate::error::Error;
+use crate::workspace::Workspace;
+
+const OURS: usize = 0;
+const LLAMA: usize = 1;
+const MLX_LM: usize = 2;
+
+/// Tokens of the prompt whose first token is awaited.
+const FIRST_PROMPT: u32 = 32;
+
+/// Its beginning is the prompt of the measurement from the start of the process.
+const PROSE: &str = "The ferry left the harbour before the sun had risen, and the few people on deck kept their coats \
+    closed against the wind. Nobody spoke. A boy counted the lights along the shore until they could no longer be told \
+    from the stars, and then he fell asleep on a coil of rope while the engine went on under him.";
+
+struct Session<'a> {
+    args: &'a PeersArgs,
+    ours: Ours,
+    llama: Llama,
+    mlx_lm: Option<MlxLm>,
+    clock: Stopwatch,
+}
+
+pub fn run(workspace: &Workspace, args: &PeersArgs) -> Result<(), Error> {
+    let scratch = Scratch::of(workspace)?;
+    let llama = scratch.llama()?;
+    let mlx_lm = match args.no_mlx_lm {
+        true => None,
+        false => Some(MlxLm::install(&scratch)?),
+    };
+    let common = &args.common;
+    let ours = Ours::prepare(workspace, !common.no_build, common.threads, &common.ours)?;
+    let mut subjects = Vec::new();
+    for model in &args.models {
+        subjects.push(Subject::of(*model, workspace, &scratch, &llama)?);
+    }
+    for path in &args.gguf {
+        subjects.push(Subject::file(path)?);
+    }
+    let session = Session {
+        args,
+        ours,
+        llama,
+        mlx_lm,
+        clock: Stopwatch::new(&scratch.python()?, &scratch.dir.join("runs"))?,
+    };
+    let machine = Machine::now(&workspace.root);
+    let mut text = session.head();
+    let mut results = Vec::new();
+    for subject in &subjects {
+        let table = session.measure(subject)?;
+        text.push_str(&format!(
+            "\n## {}, {:.0} MiB\n\n{}",
+            subject.name,
+            mib(subject.bytes()),
+            table.markdown()
+        ));
+        results
+            .push(json!({"model": subject.name, "bytes": subject.bytes(), "rows": table.json()}));
+    }
+    let json = json!({
+        "machine": machine.json(),
+        "threads": common.threads,
+        "rounds": common.rounds,
+        "options": common.ours,
+        "llama_cpp": session.llama.version,
+        "mlx_lm": session.mlx_lm.as_ref().map(|mlx_lm| mlx_lm.version.clone()),
+        "results": results,
+    });
+    publish(workspace, common, &machine, "peers", &text, &json)
+}
+
+/// Prints the table, and writes what was asked for.
+pub fn publish(
+    workspace: &Workspace,
+    common: &Common,
+    machine: &Machine,
+    name: &str,
+    text: &str,
+    json: &Value,
+) -> Result<(), Error> {
+    let page = format!(
+        "# {}, {name}\n\n{}.\n\n{text}",
+        machine.date,
+        machine.text()
+    );
+    println!("{page}");
+    let write = |path: &Path, text: &str| {
+        std::fs::write(path, text).map_err(Error::io("write", path))?;
+        eprintln!("{} written", path.display());
+        Ok::<_, Error>(())
+    };
+    if let Some(path) = &common.json {
+        write(path, &format!("{json:#}\n"))?;
+    }
+    if common.write {
+        let file = format!("docs/benchmarks/{}-{name}.md", machine.date);
+        write(&workspace.root.join(file), &page)?;
+    }
+    Ok(())
+}
+
+impl Session<'_> {
+    fn head(&self) -> String {
+        let common = &self.args.common;
+        let mut text = format!(
+            "`cargo xtask bench-peers`, {} threads, {} rounds in turn; median (least to largest). llama.cpp as in llama-cpp-python {}, built here.",
+            common.threads, common.rounds, self.llama.version
+        );
+        if let Some(mlx_lm) = &self.mlx_lm {
+            let tokens = &self.args.mlx_lm_tokens;
+            text.push_str(&format!(
+                " mlx-lm {} with random weights of the shape in 4 bits, a prompt of {} and an answer of {} tokens, all cores.",
+                mlx_lm.version,
+                tokens.first().unwrap_or(&0),
+                tokens.get(1).unwrap_or(&0)
+            ));
+        }
+        if !common.ours.is_empty() {
+            text.push_str(&format!(" Our options: `{}`.", common.ours.join(" ")));
+        }
+        text.push_str(" \"better by\" above 1 is in our favour, whatever the measure.\n");
+        text
+    }
+
+    fn measure(&self, subject: &Subject) -> Result<Table, Error> {
+        let path = subject.path.display().to_string();
+        let prompt = self
+            .peer()
+            .text_of_tokens(&path, PROSE, FIRST_PROMPT as usize)?;
+        let mut names = vec!["mlxcel", "llama.cpp"];
+        if self.mlx_lm.is_some() && subject.shape.is_some() {
+            names.push("mlx-lm");
+        }
+        let mut table = Table::new(&names);
+        for round in 0..self.args.common.rounds.max(1) {
+            eprintln!("{}: round {}", subject.name, round + 1);
+            // Who goes first changes, so that a machine that gets slower or faster favours nobody.
+            let order = if round % 2 == 0 {
+                [OURS, LLAMA]
+            } else {
+                [LLAMA, OURS]
+            };
+            for who in order {
+                let figures = match who {
+                    OURS => self.our_round(&path, &prompt)?,
+                    _ => self.llama_round(&path, &prompt)?,
+                };
+                table.add_all(who, &figures);
+            }
+            if let (Some(mlx_lm), Some(shape)) = (&self.mlx_lm, subject.shape) {
+                table.add_all(MLX_LM, &self.mlx_lm_round(mlx_lm, shape)?);
+            }
+        }
+        Ok(table)
+    }
+
+    fn peer(&self) -> Peer<'_> {
+        Peer {
+            llama: &self.llama,
+            clock: &self.clock,
+            threads: self.args.common.threads,
+        }
+    }
+
+    fn our_round(&self, model: &str, prompt: &str) -> Result<Vec<(Measure, f64)>, Error> {
+        let args = self.args;
+        let case = |list: &[(&str, String)]| -> Vec<String> {
+            list.iter()
+                .flat_map(|(flag, value)| [(*flag).to_owned(), value.clone()])
+                .collect()
+        };
+        let main = case(&[
+            ("-p", args.prompt.to_string()),
+            ("-n", args.answer.to_string()),
+        ]);
+        let main = self.ours.bench(&self.clock, model, &main)?;
+        let mut figures = main.rates;
+        figures.push((Measure::Load, main.load_s));
+        figures.push((Measure::Memory, mib(main.max_rss_bytes)));
+        let first = self.ours.first_token(&self.clock, model, prompt)?;
+        figures.push((first_token(), first));
+        let short = args.short_answer.to_string();
+        for (flag, list) in [("-d", depths(args)), ("-b", batches(args))] {
+            if !list.is_empty() {
+                let list: Vec<String> = list.iter().map(u32::to_string).collect();
+                let cases = case(&[
+                    ("-p", "0".to_owned()),
+                    ("-n", short.clone()),
+                    (flag, list.join(",")),
+                ]);
+                figures.extend(self.ours.bench(&self.clock, model, &cases)?.rates);
+            }
+        }
+        Ok(figures)
+    }
+
+    fn llama_round(&self, model: &str, prompt: &str) -> Result<Vec<(Measure, f64)>, Error> {
+        let (args, peer) = (self.args, self.peer());
+        let (mut figures, max_rss_bytes) = peer.bench(model, args.prompt, args.answer, &[0])?;
+        figures.push((Measure::Memory, mib(max_rss_bytes)));
+        let (first, load) = peer.first_token(model, prompt)?;
+        figures.push((first_token(), first));
+        figures.extend(load.map(|load| (Measure::Load, load)));
+        let depths = depths(args);
+        if !depths.is_empty() {
+            figures.extend(peer.bench(model, 0, args.short_answer, &depths)?.0);
+        }
+        let batches = batches(args);
+        if !batches.is_empty() {
+            figures.extend(peer.batches(model, args.short_answer, &batches)?);
+        }
+        Ok(figures)
+    }
+
+    fn mlx_lm_round(&self, mlx_lm: &MlxLm, shape: &str) -> Result<Vec<(Measure, f64)>, Error> {
+        let args = self.args;
+        let tokens = |at: usize, default| args.mlx_lm_tokens.get(at).copied().unwrap_or(default);
+        let rows = (
+            Measure::Prefill {
+                tokens: args.prompt,
+            },
+            Measure::Decode {
+                tokens: args.answer,
+                depth: 0,
+            },
+        );
+        mlx_lm.rates(&self.clock, shape, (tokens(0, 64), tokens(1, 12)), rows)
+    }
+}
+
+fn first_token() -> Measure {
+    Measure::FirstToken {
+        prompt: FIRST_PROMPT,
+    }
+}
+
+fn depths(args: &PeersArgs) -> Vec<u32> {
+    args.depths
+        .iter()
+        .copied()
+        .filter(|depth| *depth > 0)
+        .collect()
+}
+
+fn batches(args: &PeersArgs) -> Vec<u32> {
+    args.batches
+        .iter()
+        .copied()
+        .filter(|streams| *streams > 0)
+        .collect()
+}
