@@ -1,0 +1,18 @@
+//! The deepseek line: decoders with shared and routed experts, from the second generation on with
+//! attention over one compressed key per position (multi-head latent attention). One file per
+//! architecture; each registers itself.
+
+mod config;
+mod deepseek;
+mod deepseek_v2;
+mod deepseek_v3;
+mod deepseek_v32;
+mod experts;
+mod gguf;
+mod latent;
+mod model;
+mod routing;
+#[cfg(test)]
+mod tests;
+
+mlxcel_sdk::export_family! { name: "deepseek", vendor: "mlxcel" }
