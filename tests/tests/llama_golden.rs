@@ -56,6 +56,18 @@ variants! {
     smollm3: "smollm3";
     smollm3_with_a_list: "smollm3-list";
     smollm3_with_windows: "smollm3-window";
+    ministral3: "ministral3";
+    ministral3_with_a_window: "ministral3-window";
+    mistral3: "mistral3";
+    mistral3_around_ministral3: "mistral3-ministral";
+    llama4: "llama4";
+    llama4_text: "llama4-text";
+    nemotron_nas: "nemotron-nas";
+    iquestcoder: "iquestcoder";
+    iquestloopcoder: "iquestloopcoder";
+    mlx_ministral3: "mlx-ministral3-4bit";
+    mlx_llama4: "mlx-llama4-4bit";
+    mlx_nemotron_nas: "mlx-nemotron-nas-4bit";
     mlx_3_bits: "mlx-3bit-g32";
     mlx_4_bits: "mlx-4bit-g32";
     mlx_5_bits: "mlx-5bit-g32";
@@ -80,6 +92,9 @@ gguf_variants! {
     gguf_k_quants: "gguf-kquants";
     gguf_llama3_frequencies: "gguf-llama3";
     gguf_mixtral: "gguf-mixtral";
+    gguf_ministral3: "gguf-ministral3";
+    gguf_llama4: "gguf-llama4";
+    gguf_deci: "gguf-deci";
 }
 
 /// The reference takes the frequencies from the longest position of the call; ours depend on each
@@ -116,6 +131,11 @@ fn legacy_configs_read_alike() {
         "mistral-window",
         "smollm3",
         "mixtral",
+        "ministral3",
+        "mistral3",
+        "llama4",
+        "llama4-text",
+        "iquestcoder",
     ] {
         let dir = tempfile::tempdir().unwrap();
         let from = folder("llama", variant);
@@ -138,7 +158,14 @@ fn legacy_configs_read_alike() {
 #[test]
 fn half_types_stay_near() {
     for (dtype, limit) in [(DType::F16, 5e-3), (DType::BF16, 4e-2)] {
-        for variant in ["llama-gqa", "mlx-4bit-g32", "mistral-window"] {
+        for variant in [
+            "llama-gqa",
+            "mlx-4bit-g32",
+            "mistral-window",
+            "ministral3",
+            "nemotron-nas",
+            "iquestloopcoder",
+        ] {
             let from = folder("llama", variant);
             let off = worst_distance(&golden(&from), &engine(&from, 0, dtype));
             assert!(off < limit, "{variant} in {}: {off}", dtype.name());

@@ -4,8 +4,10 @@
 use mlxcel_sdk::nn::{Activation, RopeConfig};
 use mlxcel_sdk::prelude::*;
 
+use crate::model::Frame;
+
 /// Which positions a layer's attention sees and whether it has any.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct LayerKind {
     /// Most keys a row sees; none is all.
     pub window: Option<usize>,
@@ -33,10 +35,13 @@ pub(crate) struct DecoderConfig {
 }
 
 /// What differs between the architectures' defaults.
+#[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Defaults {
     pub tied: bool,
     /// `sliding_window` is a setting of this architecture.
     pub window: bool,
+    /// Width of a head where the configuration gives none; none is hidden size over heads.
+    pub head_dim: Option<usize>,
 }
 
 impl DecoderConfig {
@@ -50,7 +55,7 @@ impl DecoderConfig {
             ("num_key_value_heads", kv_heads),
             ("num_attention_heads", heads),
         )?;
-        let head_dim = match config.opt_uint("head_dim", 2..=4096)? {
+        let head_dim = match config.opt_uint("head_dim", 2..=4096)?.or(defaults.head_dim) {
             Some(width) => width,
             None => {
                 config.divides(("num_attention_heads", heads), ("hidden_size", hidden))?;
@@ -80,6 +85,17 @@ impl DecoderConfig {
             rope,
             layers: layer_kinds(config, n_layers, defaults.window)?,
         })
+    }
+
+    /// What surrounds the blocks.
+    pub(crate) fn frame(&self) -> Frame {
+        Frame {
+            vocab: self.vocab,
+            hidden: self.hidden,
+            eps: self.eps,
+            tied: self.tied,
+            n_layers: self.layers.len(),
+        }
     }
 
     /// What the host needs to know.

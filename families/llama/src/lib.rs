@@ -3,9 +3,16 @@
 
 mod config;
 mod gguf;
+mod iquestcoder;
+mod iquestloopcoder;
 mod llama;
+mod llama4;
+mod ministral3;
+mod mistral3;
 mod mixtral;
 mod model;
+mod nemotron_nas;
 mod smollm3;
+mod tempered;
 
 mlxcel_sdk::export_family! { name: "llama", vendor: "mlxcel" }

@@ -1,12 +1,11 @@
 //! `llama` and `mistral`, and everything published under these two model types: tied or own head,
 //! biases, explicit head width, scaled rotary embeddings, sliding windows.
 
-use mlxcel_sdk::nn::GatedMlp;
 use mlxcel_sdk::prelude::*;
 
 use crate::config::{DecoderConfig, Defaults};
 use crate::gguf;
-use crate::model::{Decoder, FeedForward};
+use crate::model::{Decoder, Places, gated_mlp};
 
 struct Llama;
 
@@ -24,8 +23,8 @@ fn read(config: &Config<'_>) -> Result<DecoderConfig> {
     DecoderConfig::read(
         config,
         &Defaults {
-            tied: false,
             window,
+            ..Defaults::default()
         },
     )
 }
@@ -55,15 +54,8 @@ impl Architecture for Llama {
 
     fn load(&self, config: &Config<'_>, weights: &Weights) -> Result<Box<dyn Model>> {
         let config = read(config)?;
-        let model = Decoder::load(&config, weights, |layer| {
-            let mlp = GatedMlp::load(
-                &layer.at("mlp"),
-                config.hidden,
-                config.inner,
-                config.mlp_bias,
-                config.activation,
-            )?;
-            Ok(Box::new(mlp) as Box<dyn FeedForward>)
+        let model = Decoder::load(&config, &Places::text(weights), |layer| {
+            gated_mlp(&config, layer)
         })?;
         Ok(Box::new(model))
     }

@@ -5,7 +5,7 @@ use mlxcel_sdk::prelude::*;
 
 use crate::config::{DecoderConfig, Defaults};
 use crate::gguf;
-use crate::model::{Decoder, FeedForward};
+use crate::model::{Decoder, FeedForward, Places};
 
 struct Mixtral;
 
@@ -27,8 +27,8 @@ fn read(config: &Config<'_>) -> Result<MixtralConfig> {
     let decoder = DecoderConfig::read(
         config,
         &Defaults {
-            tied: false,
             window: true,
+            ..Defaults::default()
         },
     )?;
     let n_experts = match config.spelled(&["num_local_experts", "num_experts"]) {
@@ -107,7 +107,7 @@ impl Architecture for Mixtral {
 
     fn load(&self, config: &Config<'_>, weights: &Weights) -> Result<Box<dyn Model>> {
         let config = read(config)?;
-        let model = Decoder::load(&config.decoder, weights, |layer| {
+        let model = Decoder::load(&config.decoder, &Places::text(weights), |layer| {
             Ok(Box::new(SparseMlp::load(layer, &config)?) as Box<dyn FeedForward>)
         })?;
         Ok(Box::new(model))

@@ -1,11 +1,10 @@
 //! `smollm3`: llama with no rotary embedding in every n-th layer (NoPE).
 
-use mlxcel_sdk::nn::GatedMlp;
 use mlxcel_sdk::prelude::*;
 
 use crate::config::{DecoderConfig, Defaults};
 use crate::gguf;
-use crate::model::{Decoder, FeedForward};
+use crate::model::{Decoder, Places, gated_mlp};
 
 struct SmolLm3;
 
@@ -19,7 +18,12 @@ architecture! {
 
 fn read(config: &Config<'_>) -> Result<DecoderConfig> {
     let window = config.bool_or("use_sliding_window", false)?;
-    let mut decoder = DecoderConfig::read(config, &Defaults { tied: true, window })?;
+    let defaults = Defaults {
+        tied: true,
+        window,
+        ..Defaults::default()
+    };
+    let mut decoder = DecoderConfig::read(config, &defaults)?;
     let n_layers = decoder.layers.len();
     // transformers' SmolLM3Config: 1 means that the layer has the embedding, and without a list
     // every `no_rope_layer_interval`-th layer has none.
@@ -64,15 +68,8 @@ impl Architecture for SmolLm3 {
 
     fn load(&self, config: &Config<'_>, weights: &Weights) -> Result<Box<dyn Model>> {
         let config = read(config)?;
-        let model = Decoder::load(&config, weights, |layer| {
-            let mlp = GatedMlp::load(
-                &layer.at("mlp"),
-                config.hidden,
-                config.inner,
-                config.mlp_bias,
-                config.activation,
-            )?;
-            Ok(Box::new(mlp) as Box<dyn FeedForward>)
+        let model = Decoder::load(&config, &Places::text(weights), |layer| {
+            gated_mlp(&config, layer)
         })?;
         Ok(Box::new(model))
     }

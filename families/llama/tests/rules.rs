@@ -10,8 +10,8 @@
 
 use std::path::Path;
 
-use mlxcel_abi::ops_args::QuantSpec;
 use mlxcel_family_llama as _;
+use mlxcel_sdk::abi::ops_args::QuantSpec;
 use mlxcel_sdk::testkit::{FamilyUnderTest, Golden, ReferenceOptions, reference_backend};
 use serde_json::{Value, json};
 
@@ -55,6 +55,22 @@ rules! {
     };
     mistral_with_a_window: {"model_type": "mistral", "sliding_window": 5};
     mixtral: {"model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2};
+    ministral3: {"model_type": "ministral3", "head_dim": 8, "sliding_window": 7, "rope_parameters": {
+        "rope_type": "yarn", "rope_theta": 1000.0, "factor": 8.0, "original_max_position_embeddings": 4,
+        "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.5,
+    }};
+    llama4: {
+        "model_type": "llama4_text", "head_dim": 8, "num_hidden_layers": 4, "intermediate_size_mlp": 32,
+        "num_local_experts": 4, "interleave_moe_layer_step": 2, "attention_chunk_size": 3, "floor_scale": 4,
+    };
+    nemotron_nas: {"model_type": "nemotron-nas", "num_hidden_layers": 4, "block_configs": [
+        {"attention": {"n_heads_in_group": 2}, "ffn": {"replace_with_linear": true}},
+        {"attention": {"replace_with_linear": true}, "ffn": {"no_op": true}},
+        {"attention": {"no_op": true}, "ffn": {"ffn_mult": 2.5}},
+        {"attention": {"n_heads_in_group": 4}, "ffn": {"intermediate_size": 24}},
+    ]};
+    iquestcoder: {"model_type": "iquestcoder", "head_dim": 16};
+    iquestloopcoder: {"model_type": "iquestloopcoder", "loop_window_size": 3};
     smollm3: {"model_type": "smollm3", "num_hidden_layers": 4, "no_rope_layer_interval": 2};
 }
 
@@ -87,7 +103,7 @@ macro_rules! goldens {
 
             $(#[test]
             fn $test() {
-                let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("golden/llama").join($folder);
+                let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/llama").join($folder);
                 let golden = Golden::read(&folder).unwrap();
                 let family = FamilyUnderTest::of_golden(&golden).unwrap();
                 let reference = reference_backend(ReferenceOptions::default());
@@ -106,6 +122,12 @@ goldens! {
     mistral_window: "mistral-window";
     mixtral: "mixtral";
     smollm3: "smollm3";
+    ministral3: "ministral3";
+    mistral3: "mistral3";
+    llama4: "llama4";
+    llama4_text: "llama4-text";
+    iquestloopcoder: "iquestloopcoder";
+    nemotron_nas: "nemotron-nas";
     rope_linear: "rope-linear";
     rope_llama3: "rope-llama3";
     rope_yarn: "rope-yarn";

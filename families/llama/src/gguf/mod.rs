@@ -1,8 +1,14 @@
 //! GGUF files of the llama line, as llama.cpp's converter writes them: names, metadata keys, and
 //! the interleaved order of query and key rows that has to be undone.
 
+mod deci;
+mod llama4;
+
 use mlxcel_sdk::gguf::GgufOp;
 use mlxcel_sdk::prelude::*;
+
+pub(crate) use deci::adapt as adapt_deci;
+pub(crate) use llama4::adapt as adapt_llama4;
 
 /// Which architecture the file is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -23,6 +29,17 @@ const NUMBERS: [(&str, &str); 6] = [
     ("attention.head_count", "num_attention_heads"),
     ("context_length", "max_position_embeddings"),
     ("attention.layer_norm_rms_epsilon", "rms_norm_eps"),
+];
+
+const SCALING_NUMBERS: [(&str, &str); 5] = [
+    ("rope.scaling.factor", "factor"),
+    (
+        "rope.scaling.original_context_length",
+        "original_max_position_embeddings",
+    ),
+    ("rope.scaling.yarn_beta_fast", "beta_fast"),
+    ("rope.scaling.yarn_beta_slow", "beta_slow"),
+    ("attention.temperature_scale", "llama_4_scaling_beta"),
 ];
 
 const LAYER_TENSORS: [(&str, &str); 7] = [
@@ -48,26 +65,47 @@ pub(crate) fn adapt(summary: &GgufSummary, kind: Kind) -> Result<GgufAdapter> {
     }
     let mut adapter = GgufAdapter::default();
     read_config(summary, kind, &mut adapter)?;
-    let count = |key: &str| -> Result<usize> {
-        let number = summary.number(key)?;
-        number
-            .as_u64()
-            .and_then(|n| usize::try_from(n).ok())
-            .filter(|n| (1..=4096).contains(n))
-            .ok_or_else(|| Error::Config {
-                key: key.to_owned(),
-                found: number.to_string(),
-                expected: "an integer from 1 to 4096".to_owned(),
-            })
-    };
-    let heads = count("attention.head_count")?;
+    let heads = count(summary, "attention.head_count")?;
+    let kv_heads = read_kv_heads(summary, heads, &mut adapter)?;
+    map_frame(summary, &mut adapter);
+    let biased = summary.has("blk.0.attn_q.bias");
+    adapter.set("attention_bias", biased);
+    adapter.set("mlp_bias", summary.has("blk.0.ffn_gate.bias"));
+    for layer in 0..count(summary, "block_count")? {
+        map_layer(summary, &mut adapter, layer, heads, kv_heads);
+        if kind == Kind::Mixtral {
+            map_experts(&mut adapter, layer);
+        }
+    }
+    Ok(adapter)
+}
+
+/// A small count of the metadata.
+fn count(summary: &GgufSummary, key: &str) -> Result<usize> {
+    let number = summary.number(key)?;
+    number
+        .as_u64()
+        .and_then(|n| usize::try_from(n).ok())
+        .filter(|n| (1..=4096).contains(n))
+        .ok_or_else(|| Error::Config {
+            key: key.to_owned(),
+            found: number.to_string(),
+            expected: "an integer from 1 to 4096".to_owned(),
+        })
+}
+
+fn read_kv_heads(summary: &GgufSummary, heads: usize, adapter: &mut GgufAdapter) -> Result<usize> {
     let kv_heads = if summary.opt_number("attention.head_count_kv")?.is_some() {
-        count("attention.head_count_kv")?
+        count(summary, "attention.head_count_kv")?
     } else {
         heads
     };
     adapter.set("num_key_value_heads", kv_heads);
+    Ok(kv_heads)
+}
 
+/// Embedding, last norm, head, and factors of rotary frequencies.
+fn map_frame(summary: &GgufSummary, adapter: &mut GgufAdapter) {
     adapter.map("token_embd.weight", "model.embed_tokens.weight");
     adapter.map("output_norm.weight", "model.norm.weight");
     let tied = !summary.has("output.weight");
@@ -78,27 +116,10 @@ pub(crate) fn adapt(summary: &GgufSummary, kind: Kind) -> Result<GgufAdapter> {
     if summary.has("rope_freqs.weight") {
         adapter.map("rope_freqs.weight", "model.rope_factors.weight");
     }
-    let biased = summary.has("blk.0.attn_q.bias");
-    adapter.set("attention_bias", biased);
-    adapter.set("mlp_bias", summary.has("blk.0.ffn_gate.bias"));
-    for layer in 0..count("block_count")? {
-        map_layer(summary, &mut adapter, layer, heads, kv_heads);
-        if kind == Kind::Mixtral {
-            map_experts(&mut adapter, layer);
-        }
-    }
-    Ok(adapter)
 }
 
-fn read_config(summary: &GgufSummary, kind: Kind, adapter: &mut GgufAdapter) -> Result<()> {
-    let model_type = match kind {
-        Kind::Dense { model_type } => model_type,
-        Kind::Mixtral => "mixtral",
-    };
-    adapter.set("model_type", model_type);
-    for (from, to) in NUMBERS {
-        adapter.set(to, summary.number(from)?.clone());
-    }
+/// Sizes that the metadata lacks or has under more than one key.
+fn read_sizes(summary: &GgufSummary, adapter: &mut GgufAdapter) -> Result<()> {
     let rows = summary
         .tensors
         .get("token_embd.weight")
@@ -117,6 +138,19 @@ fn read_config(summary: &GgufSummary, kind: Kind, adapter: &mut GgufAdapter) -> 
     if let Some(base) = summary.opt_number("rope.freq_base")? {
         adapter.set("rope_theta", base.clone());
     }
+    Ok(())
+}
+
+fn read_config(summary: &GgufSummary, kind: Kind, adapter: &mut GgufAdapter) -> Result<()> {
+    let model_type = match kind {
+        Kind::Dense { model_type } => model_type,
+        Kind::Mixtral => "mixtral",
+    };
+    adapter.set("model_type", model_type);
+    for (from, to) in NUMBERS {
+        adapter.set(to, summary.number(from)?.clone());
+    }
+    read_sizes(summary, adapter)?;
     for (from, to) in [
         ("expert_count", "num_local_experts"),
         ("expert_used_count", "num_experts_per_tok"),
@@ -137,16 +171,16 @@ fn read_scaling(summary: &GgufSummary, adapter: &mut GgufAdapter) -> Result<()> 
     }
     let mut scaling = serde_json::Map::new();
     scaling.insert("rope_type".to_owned(), kind.into());
-    for (from, to) in [
-        ("rope.scaling.factor", "factor"),
-        (
-            "rope.scaling.original_context_length",
-            "original_max_position_embeddings",
-        ),
-    ] {
+    for (from, to) in SCALING_NUMBERS {
         if let Some(value) = summary.opt_number(from)? {
             scaling.insert(to.to_owned(), value.clone());
         }
+    }
+    // With the multiplier the temperature of the softmax is on the scores and cancels out of the
+    // embedding: the two `mscale` keys of the original are equal.
+    if let Some(multiplier) = summary.opt_number("rope.scaling.yarn_log_multiplier")? {
+        scaling.insert("mscale".to_owned(), multiplier.clone());
+        scaling.insert("mscale_all_dim".to_owned(), multiplier.clone());
     }
     adapter.set("rope_scaling", scaling);
     Ok(())

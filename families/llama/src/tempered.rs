@@ -1,0 +1,106 @@
+//! Attention of long-context models: queries grow sharper with their position, and a layer may look
+//! at its own chunk of the sequence only.
+
+use mlxcel_sdk::nn::{Linear, Rope};
+use mlxcel_sdk::prelude::*;
+
+/// `1 + scale * ln(1 + floor((position + offset) / length))`, a factor on queries
+/// (<https://arxiv.org/abs/2501.19399>, in the stepwise form of Llama 4).
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct Temperature {
+    pub scale: f64,
+    pub length: f64,
+    pub offset: f64,
+}
+
+impl Temperature {
+    /// Factor of every row, `[T, 1, 1]` in f32.
+    fn factors(&self, positions: &Tensor) -> Result<Tensor> {
+        positions
+            .cast(DType::F32)?
+            .add_scalar(self.offset)?
+            .mul_scalar(1.0 / self.length)?
+            .floor()?
+            .log1p()?
+            .mul_scalar(self.scale)?
+            .add_scalar(1.0)?
+            .reshape(&[-1, 1, 1])
+    }
+}
+
+/// Shape and variants of one layer.
+#[derive(Debug, Clone)]
+pub(crate) struct TemperedConfig {
+    pub layer: usize,
+    pub hidden: usize,
+    pub heads: usize,
+    pub kv_heads: usize,
+    pub head_dim: usize,
+    pub bias: bool,
+    /// Norm without weight of every query and key head after the rotary embedding.
+    pub qk_norm_eps: Option<f32>,
+    pub temperature: Option<Temperature>,
+    /// A row sees keys of its own chunk only: those whose position gives the same quotient.
+    pub chunk: Option<usize>,
+}
+
+/// Grouped-query attention with these variants.
+#[derive(Debug)]
+pub(crate) struct TemperedAttention {
+    config: TemperedConfig,
+    q: Linear,
+    k: Linear,
+    v: Linear,
+    o: Linear,
+    rope: Option<Rope>,
+}
+
+impl TemperedAttention {
+    pub(crate) fn load(at: &Weights, config: TemperedConfig, rope: Option<Rope>) -> Result<Self> {
+        let (hidden, bias) = (config.hidden, config.bias);
+        let (q_width, kv_width) = (
+            config.heads * config.head_dim,
+            config.kv_heads * config.head_dim,
+        );
+        Ok(Self {
+            q: Linear::load(&at.at("q_proj"), hidden, q_width, bias)?,
+            k: Linear::load(&at.at("k_proj"), hidden, kv_width, bias)?,
+            v: Linear::load(&at.at("v_proj"), hidden, kv_width, bias)?,
+            o: Linear::load(&at.at("o_proj"), q_width, hidden, bias)?,
+            rope,
+            config,
+        })
+    }
+}
+
+impl crate::model::Mixer for TemperedAttention {
+    fn forward(&self, x: &Tensor, step: &Step<'_>) -> Result<Tensor> {
+        let config = &self.config;
+        let split = |t: Tensor, n: usize| t.reshape(&[-1, n as i64, config.head_dim as i64]);
+        let mut q = split(self.q.forward(x)?, config.heads)?; // [T, H, D]
+        let mut k = split(self.k.forward(x)?, config.kv_heads)?; // [T, Hkv, D]
+        let v = split(self.v.forward(x)?, config.kv_heads)?;
+        if let Some(rope) = &self.rope {
+            q = rope.forward(&q, &step.positions)?;
+            k = rope.forward(&k, &step.positions)?;
+        }
+        if let Some(eps) = config.qk_norm_eps {
+            q = q.rms_norm(None, eps)?;
+            k = k.rms_norm(None, eps)?;
+        }
+        if let Some(temperature) = &config.temperature {
+            let factors = temperature.factors(&step.positions)?.cast(q.dtype()?)?;
+            q = q.mul(&factors)?;
+        }
+        let options = AttendOptions {
+            scale: (config.head_dim as f32).sqrt().recip(),
+            ..AttendOptions::default()
+        };
+        let y = match config.chunk {
+            Some(chunk) => step.attend_in_chunk(config.layer, &q, &k, &v, &options, chunk)?,
+            None => step.attend(config.layer, &q, &k, &v, &options)?,
+        };
+        self.o
+            .forward(&y.reshape(&[-1, (config.heads * config.head_dim) as i64])?) // [T, H]
+    }
+}
