@@ -2,6 +2,7 @@
 //! classes of the transformers library (`GemmaConfig`, `Gemma2Config`, `Gemma3TextConfig`), because
 //! published files leave many keys out.
 
+use mlxcel_sdk::abi::kinds::glu;
 use mlxcel_sdk::nn::{Activation, RopeConfig};
 use mlxcel_sdk::prelude::*;
 
@@ -54,6 +55,15 @@ pub(crate) struct DecoderConfig {
 
 impl Sizes {
     pub(crate) fn read(config: &Config<'_>, defaults: &Defaults) -> Result<Self> {
+        Self::read_beside(config, defaults, config.uint("intermediate_size")?)
+    }
+
+    /// As `read`, for configurations with another spelling of the feed-forward width.
+    pub(crate) fn read_beside(
+        config: &Config<'_>,
+        defaults: &Defaults,
+        inner: usize,
+    ) -> Result<Self> {
         let count = |key: &str, default: usize| -> Result<usize> {
             Ok(config.opt_uint(key, 1..=4096)?.unwrap_or(default))
         };
@@ -73,7 +83,7 @@ impl Sizes {
         Ok(Self {
             vocab: config.uint_or("vocab_size", defaults.vocab)?,
             hidden: config.uint("hidden_size")?,
-            inner: config.uint("intermediate_size")?,
+            inner,
             n_layers: config.uint_in("num_hidden_layers", 1..=4096)?,
             heads,
             kv_heads,
@@ -130,6 +140,30 @@ pub(crate) fn soft_cap(
     Ok(config.opt_float(key, 1e-3..=1e6)?.or(default))
 }
 
+/// Code of the gated product with this activation.
+pub(crate) fn glu_kind(activation: Activation) -> u32 {
+    match activation {
+        Activation::Silu => glu::SILU,
+        Activation::Gelu => glu::GELU,
+        Activation::GeluTanh => glu::GELU_TANH,
+        Activation::Relu => glu::RELU,
+    }
+}
+
+/// The text model's configuration: the whole, or its `text_config` where `model_type` is `nested`.
+pub(crate) fn text_section<'c>(config: &'c Config<'c>, nested: &str) -> Result<Option<Config<'c>>> {
+    if config.opt_str("model_type")? != Some(nested) {
+        return Ok(None);
+    }
+    let text = config.section("text_config")?;
+    text.map(Some).ok_or_else(|| {
+        config.error(
+            "text_config",
+            format!("an object, as model_type is {nested}"),
+        )
+    })
+}
+
 /// Attention scores are divided by the root of `query_pre_attn_scalar`.
 pub(crate) fn score_divisor(config: &Config<'_>) -> Result<f64> {
     config.float_or("query_pre_attn_scalar", 256.0, 1e-3..=1e6)
@@ -143,6 +177,11 @@ pub(crate) fn check_variant(config: &Config<'_>) -> Result<()> {
             "attention of this architecture is causal; embedding models are not implemented here",
         ));
     }
+    check_head(config)
+}
+
+/// Refuses models without a language head.
+pub(crate) fn check_head(config: &Config<'_>) -> Result<()> {
     let with_head =
         |name: &&str| name.ends_with("ForCausalLM") || name.ends_with("ForConditionalGeneration");
     match config.opt_strs("architectures")? {

@@ -39,7 +39,7 @@ fn read(config: &Config<'_>) -> Result<DecoderConfig> {
         score_divisor: score_divisor(config)?,
         score_cap: soft_cap(config, "attn_logit_softcapping", Some(50.0))?,
         logit_cap: soft_cap(config, "final_logit_softcapping", Some(30.0))?,
-        windows: read_windows(config, sizes.n_layers, 2)?,
+        windows: read_windows(config, sizes.n_layers, 2, 4096)?,
         sliding_rope: rope.clone(),
         rope,
         post_norms: true,

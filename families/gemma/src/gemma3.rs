@@ -5,10 +5,13 @@
 use mlxcel_sdk::nn::Activation;
 use mlxcel_sdk::prelude::*;
 
-use crate::config::{DecoderConfig, Defaults, Sizes, check_variant, score_divisor, soft_cap};
+use crate::config::{
+    DecoderConfig, Defaults, Sizes, check_variant, score_divisor, soft_cap, text_section,
+};
 use crate::gguf;
 use crate::layers::{read_ropes, read_windows};
 use crate::model::Decoder;
+use crate::parts::find_parts;
 
 struct Gemma3;
 
@@ -28,22 +31,15 @@ const DEFAULTS: Defaults = Defaults {
     context: 131_072,
 };
 
-fn is_nested(config: &Config<'_>) -> Result<bool> {
-    Ok(config.opt_str("model_type")? == Some("gemma3"))
-}
-
 fn read(config: &Config<'_>) -> Result<DecoderConfig> {
     check_variant(config)?;
     let tied = config.bool_or("tie_word_embeddings", true)?;
-    if !is_nested(config)? {
-        return read_text(config, tied);
-    }
-    match config.section("text_config")? {
+    match text_section(config, "gemma3")? {
         Some(text) => {
             check_variant(&text)?;
             read_text(&text, tied)
         }
-        None => Err(config.error("text_config", "an object, as model_type is gemma3")),
+        None => read_text(config, tied),
     }
 }
 
@@ -62,26 +58,13 @@ fn read_text(config: &Config<'_>, tied: bool) -> Result<DecoderConfig> {
         score_divisor: score_divisor(config)?,
         score_cap: None,
         logit_cap: soft_cap(config, "final_logit_softcapping", None)?,
-        windows: read_windows(config, sizes.n_layers, pattern.unwrap_or(6))?,
+        windows: read_windows(config, sizes.n_layers, pattern.unwrap_or(6), 4096)?,
         rope,
         sliding_rope,
         post_norms: true,
         head_norms: true,
         sizes,
     })
-}
-
-/// Where the text model and its head are: alone, as published beside a vision tower, or under the
-/// names that newer versions of transformers use in memory.
-fn find_parts(weights: &Weights) -> (Weights, Weights) {
-    let outer = weights.at("language_model");
-    if outer.exists() {
-        return (outer.at("model"), outer.at("lm_head"));
-    }
-    let root = weights.at("model");
-    let inner = root.at("language_model");
-    let root = if inner.exists() { inner } else { root };
-    (root, weights.at("lm_head"))
 }
 
 impl Architecture for Gemma3 {
@@ -105,14 +88,8 @@ impl Architecture for Gemma3 {
     }
 
     fn load(&self, config: &Config<'_>, weights: &Weights) -> Result<Box<dyn Model>> {
-        if is_nested(config)? {
-            // Without an image these take no part: text attends causally, as in the text model alone.
-            for root in [weights.clone(), weights.at("model")] {
-                root.at("vision_tower").ignore_all();
-                root.at("multi_modal_projector").ignore_all();
-            }
-        }
-        let (root, head) = find_parts(weights);
+        let nested = text_section(config, "gemma3")?.is_some();
+        let (root, head) = find_parts(weights, nested);
         Ok(Box::new(Decoder::load(&read(config)?, &root, &head)?))
     }
 }

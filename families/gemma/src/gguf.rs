@@ -103,16 +103,17 @@ fn map_norm(adapter: &mut GgufAdapter, from: &str, to: &str) {
     );
 }
 
-fn count(summary: &GgufSummary, key: &str) -> Result<usize> {
+/// A count of the metadata.
+pub(crate) fn count(summary: &GgufSummary, key: &str) -> Result<usize> {
     let number = summary.number(key)?;
     number
         .as_u64()
         .and_then(|n| usize::try_from(n).ok())
-        .filter(|n| (1..=4096).contains(n))
+        .filter(|n| (1..=65_536).contains(n))
         .ok_or_else(|| Error::Config {
-            key: key.to_owned(),
+            key: format!("{}.{key}", summary.architecture().unwrap_or_default()),
             found: number.to_string(),
-            expected: "an integer from 1 to 4096".to_owned(),
+            expected: "an integer from 1 to 65536".to_owned(),
         })
 }
 
@@ -175,7 +176,8 @@ fn read_config(
     Ok(())
 }
 
-fn vocabulary(summary: &GgufSummary) -> Result<usize> {
+/// Rows of the embedding.
+pub(crate) fn vocabulary(summary: &GgufSummary) -> Result<usize> {
     let table = summary.tensors.get("token_embd.weight");
     let rows = table.and_then(|t| t.shape.first().copied());
     rows.ok_or_else(|| Error::MissingTensor {
@@ -224,22 +226,52 @@ fn read_pattern(summary: &GgufSummary, adapter: &mut GgufAdapter) -> Result<()> 
         Some(number) if number.is_number() => {
             adapter.set("sliding_window_pattern", number.clone());
         }
-        Some(list) => {
-            let slides = list
-                .as_array()
-                .map(|list| list.iter().map(serde_json::Value::as_bool));
-            let slides: Option<Vec<bool>> = slides.and_then(Iterator::collect);
-            let slides = slides.ok_or_else(|| Error::Config {
-                key: key.clone(),
-                found: list.to_string(),
-                expected: "an integer, or true or false for each of at most 64 layers".to_owned(),
-            })?;
-            let types: Vec<&str> = slides
-                .into_iter()
-                .map(|slides| if slides { SLIDING } else { FULL })
-                .collect();
-            adapter.set("layer_types", types);
-        }
+        Some(_) => adapter.set("layer_types", read_layer_types(summary)?),
     }
     Ok(())
+}
+
+/// Kinds of layers from a list of whether each slides.
+pub(crate) fn read_layer_types(summary: &GgufSummary) -> Result<Vec<&'static str>> {
+    let key = format!(
+        "{}.attention.sliding_window_pattern",
+        summary.architecture()?
+    );
+    let found = summary.get(&key);
+    let list = found.and_then(serde_json::Value::as_array);
+    let kind = |slides| if slides { SLIDING } else { FULL };
+    let kinds = list.map(|list| list.iter().map(|v| v.as_bool().map(kind)));
+    kinds
+        .and_then(Iterator::collect)
+        .ok_or_else(|| Error::Config {
+            key,
+            found: found.map_or_else(|| "missing".to_owned(), ToString::to_string),
+            expected: "true or false for each of at most 64 layers".to_owned(),
+        })
+}
+
+/// One number a layer, under a key that has a list of them or one for all.
+pub(crate) fn number_by_layer(
+    summary: &GgufSummary,
+    key: &str,
+    n_layers: usize,
+) -> Result<Vec<usize>> {
+    let full = format!("{}.{key}", summary.architecture()?);
+    let found = summary.get(&full);
+    let number = |v: &serde_json::Value| {
+        let n = v.as_u64().and_then(|n| usize::try_from(n).ok());
+        n.filter(|n| (1..=1 << 24).contains(n))
+    };
+    let list = match found {
+        Some(serde_json::Value::Array(list)) if list.len() == n_layers => {
+            list.iter().map(number).collect()
+        }
+        Some(one) => number(one).map(|n| vec![n; n_layers]),
+        None => None,
+    };
+    list.ok_or_else(|| Error::Config {
+        key: full,
+        found: found.map_or_else(|| "missing".to_owned(), ToString::to_string),
+        expected: format!("an integer above 0, or one for each of {n_layers} layers"),
+    })
 }

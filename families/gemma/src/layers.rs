@@ -14,6 +14,7 @@ pub(crate) fn read_windows(
     config: &Config<'_>,
     n_layers: usize,
     pattern: usize,
+    default_window: usize,
 ) -> Result<Vec<Option<usize>>> {
     let slides: Vec<bool> = match config.opt_strs("layer_types")? {
         None => (1..=n_layers).map(|n| !n.is_multiple_of(pattern)).collect(),
@@ -44,8 +45,52 @@ pub(crate) fn read_windows(
         return Err(config.error("sliding_window", expected));
     }
     let window = config.opt_uint("sliding_window", 1..=1 << 30)?;
-    let window = window.unwrap_or(4096);
+    let window = window.unwrap_or(default_window);
     Ok(slides.into_iter().map(|s| s.then_some(window)).collect())
+}
+
+/// The layer whose cache each layer attends over. The last `num_kv_shared_layers` have no keys and
+/// values of their own: each takes those of the last layer of its kind before them.
+pub(crate) fn read_owners(
+    config: &Config<'_>,
+    windows: &[Option<usize>],
+    default_shared: usize,
+) -> Result<Vec<usize>> {
+    const KEY: &str = "num_kv_shared_layers";
+    let n_layers = windows.len();
+    let shared = config.opt_uint(KEY, 0..=n_layers.saturating_sub(1))?;
+    let own = match shared {
+        Some(shared) => n_layers - shared,
+        None => n_layers
+            .checked_sub(default_shared)
+            .filter(|own| *own > 0)
+            .ok_or_else(|| {
+                config.error(
+                    KEY,
+                    format!(
+                        "an integer below the {n_layers} layers, as its default is {default_shared}"
+                    ),
+                )
+            })?,
+    };
+    let owner_of = |layer: usize, window: &Option<usize>| {
+        if layer < own {
+            return Ok(layer);
+        }
+        let owners = windows.get(..own).unwrap_or_default();
+        owners.iter().rposition(|w| w == window).ok_or_else(|| {
+            let kind = if window.is_some() { SLIDING } else { FULL };
+            config.error(
+                KEY,
+                format!("a number that leaves a layer with {kind} before the layers that share"),
+            )
+        })
+    };
+    windows
+        .iter()
+        .enumerate()
+        .map(|(layer, window)| owner_of(layer, window))
+        .collect()
 }
 
 /// Rotary settings of full and of sliding layers. Newer files nest them by type of layer in

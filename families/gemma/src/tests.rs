@@ -4,24 +4,24 @@ use mlxcel_sdk::arch::find;
 use mlxcel_sdk::{CacheDesc, Config, GgufAdapter, GgufSummary, ModelDesc, Probe, Result};
 use serde_json::{Value, json};
 
-fn describe(arch: &str, config: &Value) -> Result<ModelDesc> {
+pub(crate) fn describe(arch: &str, config: &Value) -> Result<ModelDesc> {
     let entry = find(arch).unwrap();
     entry
         .implementation
         .describe(&Config::root(config).unwrap())
 }
 
-fn probe(arch: &str, config: &Value) -> Probe {
+pub(crate) fn probe(arch: &str, config: &Value) -> Probe {
     let entry = find(arch).unwrap();
     entry.implementation.probe(&Config::root(config).unwrap())
 }
 
-fn adapt(arch: &str, summary: Value) -> Result<GgufAdapter> {
+pub(crate) fn adapt(arch: &str, summary: Value) -> Result<GgufAdapter> {
     let summary: GgufSummary = serde_json::from_value(summary).unwrap();
     find(arch).unwrap().implementation.adapt_gguf(&summary)
 }
 
-fn with(base: &Value, changes: Value) -> Value {
+pub(crate) fn with(base: &Value, changes: Value) -> Value {
     let mut config = base.clone();
     for (key, value) in changes.as_object().unwrap() {
         config[key] = value.clone();

@@ -36,4 +36,21 @@ rules! {
         "attention_bias": true, "final_logit_softcapping": 5.0,
         "rope_scaling": {"rope_type": "linear", "factor": 8.0},
     };
+    gemma3n: {
+        "model_type": "gemma3n_text", "sliding_window": 5, "num_hidden_layers": 5, "num_kv_shared_layers": 2,
+        "layer_types": ["sliding_attention", "sliding_attention", "full_attention", "sliding_attention", "full_attention"],
+        "vocab_size_per_layer_input": 60, "hidden_size_per_layer_input": 8, "laurel_rank": 4, "altup_num_inputs": 3,
+        "activation_sparsity_pattern": [0.5, 0.0, 0.0, 0.0, 0.0],
+    };
+    gemma4: {
+        "model_type": "gemma4_text", "sliding_window": 5, "num_hidden_layers": 5, "num_kv_shared_layers": 2,
+        "layer_types": ["sliding_attention", "sliding_attention", "full_attention", "sliding_attention", "full_attention"],
+        "vocab_size_per_layer_input": 64, "hidden_size_per_layer_input": 8, "global_head_dim": 16,
+        "use_double_wide_mlp": true, "final_logit_softcapping": 5.0,
+    };
+    gemma4_with_experts: {
+        "model_type": "gemma4_text", "sliding_window": 5, "num_hidden_layers": 3, "global_head_dim": 16,
+        "attention_k_eq_v": true, "num_global_key_value_heads": 1, "hidden_size_per_layer_input": 0,
+        "enable_moe_block": true, "num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 16,
+    };
 }

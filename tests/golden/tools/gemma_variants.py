@@ -159,6 +159,163 @@ VARIANTS = {
     ),
 }
 
+#: Two kinds of layers before those that share: each sharing layer must take the last of its kind.
+SHARING = dict(
+    num_hidden_layers=5,
+    layer_types=["sliding_attention", "sliding_attention", "full_attention", "sliding_attention", "full_attention"],
+    num_kv_shared_layers=2,
+    sliding_window=8,
+    hidden_size_per_layer_input=8,
+    final_logit_softcapping=5.0,
+)
+
+GEMMA3N = BASE | SHARING | dict(
+    model_type="gemma3n_text",
+    intermediate_size=[48, 48, 64, 48, 64],
+    rope_theta=50000.0,
+    rope_local_base_freq=100.0,
+    vocab_size_per_layer_input=90,
+    altup_num_inputs=3,
+    laurel_rank=4,
+    activation_sparsity_pattern=[0.8, 0.0, 0.3, 0.0, 0.6],
+)
+
+ROPE4 = dict(
+    full_attention=dict(rope_type="proportional", partial_rotary_factor=0.5, rope_theta=5000.0),
+    sliding_attention=dict(rope_type="default", rope_theta=100.0),
+)
+
+GEMMA4 = BASE | SHARING | dict(
+    model_type="gemma4_text",
+    num_key_value_heads=1,
+    global_head_dim=16,
+    vocab_size_per_layer_input=96,
+    use_double_wide_mlp=True,
+    rope_parameters=ROPE4,
+)
+
+GEMMA4_MOE = BASE | dict(
+    model_type="gemma4_text",
+    num_hidden_layers=3,
+    layer_types=["sliding_attention", "sliding_attention", "full_attention"],
+    sliding_window=8,
+    global_head_dim=16,
+    num_global_key_value_heads=1,
+    attention_k_eq_v=True,
+    hidden_size_per_layer_input=0,
+    enable_moe_block=True,
+    num_experts=4,
+    top_k_experts=2,
+    moe_intermediate_size=16,
+    rope_parameters=ROPE4,
+)
+
+NO_WINDOW = dict(sliding_window=4096)
+ROTATED4 = dict(ROPE4, full_attention=dict(rope_type="default", rope_theta=5000.0))
+
+VARIANTS |= {
+    "gemma3n": variant(
+        "three streams, a low-rank path beside attention, inputs of layers for 90 of 96 tokens, widths and sparsity "
+        "by layer, two last layers that read the caches of others; cap of logits",
+        GEMMA3N,
+        3,
+        controls={
+            "no window": NO_WINDOW,
+            "one rotary base": dict(rope_local_base_freq=50000.0),
+            "nothing dropped": dict(activation_sparsity_pattern=[0.0] * 5),
+            "no cap of logits": dict(final_logit_softcapping=1000.0),
+            "unscaled active stream": dict(altup_correct_scale=False),
+            "other active stream": dict(altup_active_idx=1),
+        },
+        legacy=dict(drop=("tie_word_embeddings",)),
+    ),
+    "gemma3n-twelve": variant(
+        "twelve layers and neither layer_types nor sparsity in config.legacy.json: every fifth layer sees everything, "
+        "the first ten drop 95 % of their activations; no sharing, unscaled second stream active; BF16 weights",
+        BASE
+        | dict(
+            model_type="gemma3n_text",
+            vocab_size=64,
+            hidden_size=16,
+            intermediate_size=96,
+            num_hidden_layers=12,
+            num_attention_heads=2,
+            num_key_value_heads=1,
+            vocab_size_per_layer_input=64,
+            hidden_size_per_layer_input=4,
+            sliding_window=8,
+            num_kv_shared_layers=0,
+            altup_num_inputs=2,
+            altup_active_idx=1,
+            altup_correct_scale=False,
+            laurel_rank=2,
+            rms_norm_eps=0.01,  # where nearly all activations are dropped, norms would blow up rounding errors
+        ),
+        25,
+        dtype="BF16",
+        controls={
+            "no window": NO_WINDOW,
+            "nothing dropped": dict(activation_sparsity_pattern=[0.0] * 12),
+            "first stream active": dict(altup_active_idx=0),
+        },
+        legacy=dict(drop=("layer_types", "activation_sparsity_pattern", "tie_word_embeddings")),
+    ),
+    "gemma3n-nested": variant(
+        "model_type gemma3n: the text model in text_config under model.language_model, towers beside it, and keys and "
+        "values of sharing layers that nothing reads, as published",
+        GEMMA3N | dict(altup_num_inputs=2),
+        21,
+        nested=True,
+    ),
+    "gemma4": variant(
+        "full layers with heads of 16 of which half is rotated, sliding ones with heads of 8; inputs of layers; two last "
+        "layers that read the caches of others and are twice as wide; cap of logits",
+        GEMMA4,
+        10,
+        controls={
+            "no window": NO_WINDOW,
+            "whole heads rotated": dict(rope_parameters=ROTATED4),
+            "no cap of logits": dict(final_logit_softcapping=None),
+            "one rotary base": dict(rope_parameters=dict(ROPE4, sliding_attention=dict(rope_type="default", rope_theta=5000.0))),
+        },
+    ),
+    "gemma4-moe": variant(
+        "four experts beside the feed-forward block, two a token; full layers take their keys for values and have one "
+        "key head; neither inputs of layers nor shared caches; BF16 weights",
+        GEMMA4_MOE,
+        4,
+        dtype="BF16",
+        controls={"no window": NO_WINDOW, "one expert": dict(top_k_experts=1)},
+    ),
+    "gemma4-sixth": variant(
+        "seven layers, no layer_types and no rotary settings in config.legacy.json: every sixth layer and the last see "
+        "everything; biases of attention, own output head",
+        BASE
+        | dict(
+            model_type="gemma4_text",
+            vocab_size=64,
+            num_hidden_layers=7,
+            intermediate_size=32,
+            num_attention_heads=2,
+            sliding_window=8,
+            global_head_dim=16,
+            hidden_size_per_layer_input=0,
+            attention_bias=True,
+            tie_word_embeddings=False,
+        ),
+        4,
+        controls={"no window": NO_WINDOW},
+        legacy=dict(drop=("layer_types", "rope_parameters")),
+    ),
+    "gemma4-nested": variant(
+        "model_type gemma4: the text model in text_config under model.language_model, towers beside it, and keys and "
+        "values of sharing layers that nothing reads, as published",
+        GEMMA4 | dict(use_double_wide_mlp=False),
+        3,
+        nested=True,
+    ),
+}
+
 #: Types of the layers' matrices by name, one of each kind that MLX's form holds exactly.
 TYPES = dict(
     token_embd="Q8_0",
@@ -169,6 +326,19 @@ TYPES = dict(
     ffn_gate="Q5_1",
     ffn_up="F16",
     ffn_down="Q4_0",
+)
+
+TYPES |= dict(
+    per_layer_token_embd="Q4_0",
+    per_layer_model_proj="F16",
+    inp_gate="Q8_0",
+    proj="Q4_1",
+    altup_proj="F16",
+    altup_unembd_proj="F16",
+    laurel_l="Q5_0",
+    laurel_r="Q8_0",
+    ffn_gate_up_exps="Q4_0",
+    ffn_down_exps="Q8_0",
 )
 
 #: The file names no pattern, no divisor of scores and no base for sliding layers: these are what
@@ -205,6 +375,36 @@ GGUF_VARIANTS = {
     ),
 }
 
+WIDE = dict(
+    intermediate_size=32, num_attention_heads=2, num_key_value_heads=1, head_dim=16, hidden_size_per_layer_input=32
+)
+
+GGUF_VARIANTS |= {
+    "gguf-gemma3n": variant(
+        "gemma3n as llama.cpp's converter writes it: deviations for shares, projections of streams in one tensor",
+        GEMMA3N | WIDE | dict(vocab_size_per_layer_input=96, laurel_rank=32, altup_num_inputs=4),
+        3,
+        controls={
+            "no window": NO_WINDOW,
+            "one rotary base": dict(rope_local_base_freq=50000.0),
+            "nothing dropped": dict(activation_sparsity_pattern=[0.0] * 5),
+        },
+    ),
+    "gguf-gemma4": variant(
+        "gemma4 as llama.cpp's converter writes it: widths by layer, rotated part of heads as a tensor",
+        GEMMA4 | WIDE | dict(global_head_dim=32),
+        9,
+        controls={"no window": NO_WINDOW, "whole heads rotated": dict(rope_parameters=ROTATED4)},
+    ),
+    "gguf-gemma4-moe": variant(
+        "gemma4 with experts as llama.cpp's converter writes it: gate and up rows in one tensor, scales of router and "
+        "experts beside them, key heads by layer",
+        GEMMA4_MOE | dict(intermediate_size=32, moe_intermediate_size=32),
+        1,
+        controls={"no window": NO_WINDOW, "one expert": dict(top_k_experts=1)},
+    ),
+}
+
 #: Quantised by mlx-lm. A width whose root bfloat16 holds: mlx-lm rounds the scale of the embedding to
 #: that type whatever the activations are. It ignores the windows of gemma2, hence a wide one there.
 MLX_VARIANTS = {
@@ -227,14 +427,60 @@ MLX_VARIANTS = {
 }
 
 
+MLX_WIDE = WIDE | dict(hidden_size=64, intermediate_size=64)
+MLX_VARIANTS |= {
+    "mlx-gemma3n-4bit": dict(
+        what="gemma3n with its text_config, affine, 4 bits, groups of 32, bfloat16; the table of the layers' inputs too",
+        config=dict(
+            model_type="gemma3n",
+            text_config=GEMMA3N
+            | MLX_WIDE
+            | dict(laurel_rank=32, altup_num_inputs=2, altup_coef_clip=120.0, altup_correct_scale=True, altup_active_idx=0),
+        ),
+        bits=4,
+        group=32,
+        dtype="BF16",
+        salt=3,
+        always_cached=True,
+    ),
+    "mlx-gemma4-4bit": dict(
+        what="gemma4 with its text_config, affine, 4 bits, groups of 32, bfloat16; the table of the layers' inputs too",
+        config=dict(model_type="gemma4", vocab_size=96, text_config=GEMMA4 | MLX_WIDE | dict(global_head_dim=32)),
+        bits=4,
+        group=32,
+        dtype="BF16",
+        salt=5,
+    ),
+    "mlx-gemma4-moe-4bit": dict(
+        what="gemma4_text with experts, affine, 4 bits, groups of 32, the router at 8 bits in groups of 64; float16",
+        config=GEMMA4_MOE
+        | dict(
+            hidden_size=64,
+            intermediate_size=32,
+            moe_intermediate_size=32,
+            num_kv_shared_layers=0,
+            use_double_wide_mlp=False,
+            final_logit_softcapping=5.0,
+        ),
+        bits=4,
+        group=32,
+        dtype="F16",
+        salt=6,
+    ),
+}
+
+
 #: Least lead of the best logit in a greedy step, as a share of the logit range: 50 times the
 #: tolerance of a test. Small vocabularies with a tied head rarely give more.
 MIN_RELATIVE_MARGIN = 0.005
 
 
-def fill(tiny, salt, name, shape):
-    """Float32 values of a tensor. Norms are stored minus one; the embedding is scaled up when read."""
+def fill(tiny, salt, name, shape, minus_one=True):
+    """Float32 values of a tensor. The embedding is scaled up when read; the norms of the first three
+    generations are stored minus one."""
     z = tiny.seeded(salt, name).standard_normal(shape)
+    if not minus_one:
+        return fill_plain(z, name).astype("float32")
     columns = z[0].size
     if len(shape) == 1:
         factor = 0.2 if "norm" in name else 0.1
@@ -245,3 +491,17 @@ def fill(tiny, salt, name, shape):
     else:
         factor = 1.5 / columns**0.5
     return (factor * z).astype("float32")
+
+
+def fill_plain(z, name):
+    """gemma3n and gemma4: norms and scales are factors. Scores are not scaled, so queries and keys are
+    small."""
+    if z.ndim == 1 and not name.endswith(".bias"):
+        return (0.6 if "q_norm" in name or "k_norm" in name else 1.0) + 0.2 * z
+    if z.ndim == 1:
+        return 0.1 * z
+    if "embed_tokens_per_layer" in name:
+        return 0.3 * z
+    if "embed_tokens" in name:
+        return 0.6 / z.shape[-1] ** 0.5 * z
+    return (0.5 if name.endswith("lm_head.weight") else 1.5 / z.shape[-1] ** 0.5) * z
