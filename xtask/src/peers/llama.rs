@@ -113,7 +113,7 @@ impl Peer<'_> {
         batch_rows(&timed.stdout)
     }
 
-    /// Seconds from the start of the process to the first token of a prompt, and those of loading.
+    /// Seconds from the start of the process to the first token of a prompt, and those of loading as its log has them.
     pub fn first_token(&self, model: &str, prompt: &str) -> Result<(f64, Option<f64>), Error> {
         let args = [
             "-m",
@@ -127,7 +127,6 @@ impl Peer<'_> {
             "--no-warmup",
             "--no-display-prompt",
             "-no-cnv",
-            "--perf",
         ]
         .map(str::to_owned);
         let timed = self
@@ -136,10 +135,9 @@ impl Peer<'_> {
         let first = timed
             .first_byte_s
             .ok_or_else(|| Error::measurement("llama-completion", "it wrote no token"))?;
-        // Its own "load time" runs from opening the file to the end of the first evaluation.
-        let load = perf_ms(&timed.stderr, "load time")
-            .zip(perf_ms(&timed.stderr, "prompt eval time"))
-            .map(|(until_first, prompt)| (until_first - prompt).max(0.0) / 1e3);
+        let load = logged_at(&timed.stderr, "load the model")
+            .zip(logged_at(&timed.stderr, "threadpool init"))
+            .map(|(began, ended)| (ended - began).max(0.0));
         Ok((first, load))
     }
 
@@ -204,18 +202,20 @@ fn batch_rows(text: &str) -> Result<Vec<(Measure, f64)>, Error> {
     Ok(rows)
 }
 
-/// Milliseconds of a line such as `llama_perf_context_print: load time = 92.88 ms`.
-fn perf_ms(text: &str, name: &str) -> Option<f64> {
-    let line = text.lines().find(|line| {
-        line.split_once(':')
-            .is_some_and(|(_, rest)| rest.trim_start().starts_with(name))
-    })?;
-    line.split_once('=')?
-        .1
+/// Seconds in front of the first log line with `words`: `0.02.116.445 I cmn init: llama threadpool init`, which are minutes,
+/// seconds, milliseconds and microseconds.
+fn logged_at(text: &str, words: &str) -> Option<f64> {
+    let line = text.lines().find(|line| line.contains(words))?;
+    let parts: Option<Vec<f64>> = line
         .split_whitespace()
         .next()?
-        .parse()
-        .ok()
+        .split('.')
+        .map(|part| part.parse().ok())
+        .collect();
+    match parts?.as_slice() {
+        [minutes, seconds, ms, us] => Some(minutes * 60.0 + seconds + ms / 1e3 + us / 1e6),
+        _ => None,
+    }
 }
 
 #[cfg(test)]
@@ -223,12 +223,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn performance_lines_are_read() {
-        let text =
-            "x: prompt eval time =  12.5 ms / 3 tokens\nx:        load time =      92.88 ms\n";
-        assert_eq!(perf_ms(text, "load time"), Some(92.88));
-        assert_eq!(perf_ms(text, "prompt eval time"), Some(12.5));
-        assert_eq!(perf_ms(text, "eval time"), None);
+    fn times_of_log_lines_are_read() {
+        let text = "x\n0.00.011.836 I main: load the model\n1.02.116.445 I cmn init: llama threadpool init, n\n";
+        let at = |words| logged_at(text, words).unwrap_or(f64::NAN);
+        assert!((at("load the model") - 0.011_836).abs() < 1e-9);
+        assert!((at("threadpool init") - 62.116_445).abs() < 1e-9);
+        assert_eq!(logged_at("load the model", "load the model"), None);
+        assert_eq!(logged_at(text, "nothing"), None);
     }
 
     #[test]

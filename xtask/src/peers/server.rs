@@ -15,7 +15,7 @@ use super::machine::Machine;
 use super::mlx_lm::mib;
 use super::models::Subject;
 use super::ours::Ours;
-use super::table::{Measure, Table};
+use super::table::{Measure, ServerFigure, Table};
 use crate::error::Error;
 use crate::model;
 use crate::process::Run;
@@ -299,16 +299,14 @@ fn load(ours: &Ours, server: &Running, args: &[&str]) -> Result<Value, Error> {
 }
 
 fn of_run(report: &Value, clients: u32) -> Result<Vec<(Measure, f64)>, Error> {
-    let number = |path: &str| number(report, path);
-    let mut figures = vec![(
-        Measure::Throughput { clients },
-        number("/tokens_per_second")?,
-    )];
+    let row = |what| Measure::Server { clients, what };
+    let throughput = number(report, "/tokens_per_second")?;
+    let mut figures = vec![(row(ServerFigure::Throughput), throughput)];
     for percent in [50, 95, 99] {
-        let first = number(&format!("/ttft_ms/p{percent}"))?;
-        let next = number(&format!("/inter_token_ms/p{percent}"))?;
-        figures.push((Measure::ServerFirst { clients, percent }, first));
-        figures.push((Measure::ServerNext { clients, percent }, next));
+        let first = number(report, &format!("/ttft_ms/p{percent}"))?;
+        let next = number(report, &format!("/inter_token_ms/p{percent}"))?;
+        figures.push((row(ServerFigure::FirstToken { percent }), first));
+        figures.push((row(ServerFigure::NextToken { percent }), next));
     }
     Ok(figures)
 }
@@ -339,7 +337,11 @@ mod tests {
         let report = json!({"tokens_per_second": 50.0, "ttft_ms": percentiles, "inter_token_ms": percentiles});
         let rows = of_run(&report, 4).expect("rows");
         assert_eq!(rows.len(), 7);
-        assert_eq!(rows[0], (Measure::Throughput { clients: 4 }, 50.0));
+        let throughput = Measure::Server {
+            clients: 4,
+            what: ServerFigure::Throughput,
+        };
+        assert_eq!(rows[0], (throughput, 50.0));
         assert!(of_run(&json!({"tokens_per_second": 1.0}), 4).is_err());
     }
 }

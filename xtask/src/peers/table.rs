@@ -4,6 +4,27 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::{Value, json};
 
+/// What is measured of a server.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum ServerFigure {
+    /// Tokens of all clients.
+    Throughput,
+    /// Time to the first token, a percentile over all requests.
+    FirstToken { percent: u8 },
+    /// Time from token to token, a percentile.
+    NextToken { percent: u8 },
+}
+
+impl ServerFigure {
+    fn name(self) -> String {
+        match self {
+            Self::Throughput => "tokens/s together".to_owned(),
+            Self::FirstToken { percent } => format!("first token p{percent}, ms"),
+            Self::NextToken { percent } => format!("token to token p{percent}, ms"),
+        }
+    }
+}
+
 /// One row of the table. The order here is the order there.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Measure {
@@ -19,12 +40,8 @@ pub enum Measure {
     Batch { tokens: u32, streams: u32 },
     /// Largest resident size.
     Memory,
-    /// Tokens of all clients.
-    Throughput { clients: u32 },
-    /// Time to the first token, a percentile over all requests.
-    ServerFirst { clients: u32, percent: u8 },
-    /// Time from token to token, a percentile.
-    ServerNext { clients: u32, percent: u8 },
+    /// A server with so many clients.
+    Server { clients: u32, what: ServerFigure },
     /// First token of a chat's first or second turn.
     Turn { number: u8, history: u32 },
     /// How much sooner the second is.
@@ -45,13 +62,8 @@ impl Measure {
             Self::Decode { tokens, depth } => format!("tg{tokens}@d{depth}, tokens/s"),
             Self::Batch { tokens, streams } => format!("tg{tokens} x{streams}, tokens/s together"),
             Self::Memory | Self::ServerMemory => "largest resident size, MiB".to_owned(),
-            Self::Throughput { clients } => format!("{clients} clients: tokens/s together"),
-            Self::ServerFirst { clients, percent } => {
-                format!("{clients} clients: first token p{percent}, ms")
-            }
-            Self::ServerNext { clients, percent } => {
-                format!("{clients} clients: token to token p{percent}, ms")
-            }
+            Self::Server { clients: 1, what } => format!("1 client: {}", what.name()),
+            Self::Server { clients, what } => format!("{clients} clients: {}", what.name()),
             Self::Turn { number, history } => {
                 format!("chat, turn {number}, history of {history} tokens: first token, ms")
             }
@@ -67,7 +79,10 @@ impl Measure {
             Self::Prefill { .. }
                 | Self::Decode { .. }
                 | Self::Batch { .. }
-                | Self::Throughput { .. }
+                | Self::Server {
+                    what: ServerFigure::Throughput,
+                    ..
+                }
                 | Self::TurnGain { .. }
         )
     }

@@ -2,6 +2,9 @@
 
 use super::{Options, Sample, Tally, Verdict};
 
+/// A name, and what it stands for.
+type Row = (&'static str, fn(&Sample) -> u64);
+
 const COLUMNS: usize = 72;
 const ROWS: usize = 12;
 
@@ -59,7 +62,7 @@ pub fn markdown(samples: &[Sample], verdict: &Verdict, tally: &Tally, options: &
     }
     text.push_str("\n| | before | during, largest | after |\n|---|---:|---:|---:|\n");
     let (first, last) = (samples.first().copied(), samples.last().copied());
-    let rows: [(&str, fn(&Sample) -> u64); 8] = [
+    let rows: [Row; 8] = [
         ("resident memory, MiB", |s| s.rss_bytes >> 20),
         ("open files and sockets", |s| s.handles),
         ("threads", |s| s.threads),
