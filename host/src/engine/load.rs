@@ -96,7 +96,7 @@ fn load(
         compute_dtype: dtype,
         context_length: context_tokens as u32,
     };
-    let weights = CheckpointWeights::new(&opened.checkpoint, &backend, progress);
+    let weights = CheckpointWeights::new(&opened.checkpoint, &backend, dtype, progress);
     let model = opened.family.load(&backend, request, &weights)?;
     let device = selected
         .report

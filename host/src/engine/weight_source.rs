@@ -11,16 +11,20 @@ pub struct CheckpointWeights<'a> {
     checkpoint: &'a Checkpoint,
     backend: &'a Backend,
     names: Vec<&'a str>,
+    /// What 8-bit floats become.
+    float: checkpoint::DType,
     /// Told about every tensor that was loaded.
     progress: &'a dyn Fn(usize, usize),
     loaded: std::cell::Cell<usize>,
 }
 
 impl<'a> CheckpointWeights<'a> {
-    /// Lists the tensors; `progress` is called with tensors loaded and tensors in all.
+    /// Lists the tensors; `progress` is called with tensors loaded and tensors in all. 8-bit floats are
+    /// made `compute_dtype`.
     pub fn new(
         checkpoint: &'a Checkpoint,
         backend: &'a Backend,
+        compute_dtype: DType,
         progress: &'a dyn Fn(usize, usize),
     ) -> Self {
         let names = checkpoint.names().collect();
@@ -28,6 +32,11 @@ impl<'a> CheckpointWeights<'a> {
             checkpoint,
             backend,
             names,
+            float: match compute_dtype {
+                DType::F32 => checkpoint::DType::F32,
+                DType::F16 => checkpoint::DType::F16,
+                _ => checkpoint::DType::BF16,
+            },
             progress,
             loaded: std::cell::Cell::new(0),
         }
@@ -78,7 +87,7 @@ impl WeightSource for CheckpointWeights<'_> {
     fn load(&self, name: &str) -> Result<DeviceTensor, AbiError> {
         let data = self
             .checkpoint
-            .load(name)
+            .load_float(name, self.float)
             .map_err(|e| AbiError::new(mlxcel_abi::status::DATA_LOSS, e.to_string()))?;
         let tensor = self.backend.from_host_shared(
             data.bytes,

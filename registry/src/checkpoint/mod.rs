@@ -20,6 +20,7 @@ mod buffer;
 mod directory;
 mod dtype;
 mod error;
+mod fp8;
 mod map;
 mod open;
 mod quant_check;

@@ -11,12 +11,13 @@ use serde_json::Value;
 
 use super::buffer::{TensorBytes, TensorData};
 use super::directory::{Shards, file_names, open_shards};
-use super::dtype::TensorInfo;
+use super::dtype::{DType, TensorInfo};
 use super::error::CheckpointError;
+use super::fp8::{self, Fp8};
 use super::gguf::{Adapter, Converted, GgufFile};
 use super::json::{self, CONFIG_LIMITS, JsonError};
 use super::map::MappedFile;
-use super::quant::{QuantSpec, QuantTable};
+use super::quant::{QuantError, QuantSpec, QuantTable};
 use super::quant_check;
 use super::safetensors::SafetensorsEntry;
 
@@ -29,6 +30,7 @@ enum Source {
         files: Vec<Arc<MappedFile>>,
         tensors: BTreeMap<String, (usize, SafetensorsEntry)>,
         quant: QuantTable,
+        fp8: Fp8,
     },
     Gguf(Box<Converted>),
 }
@@ -69,17 +71,38 @@ impl Checkpoint {
                 });
             }
         };
-        let Shards { files, tensors } = open_shards(dir)?;
-        let quant = QuantTable::from_config(&config)
+        let Shards { files, mut tensors } = open_shards(dir)?;
+        let (quant, fp8) = QuantTable::from_config(&config)
             .and_then(|quant| {
                 let names = tensors.keys().map(String::as_str);
                 let info = |name: &str| tensors.get(name).map(|(_, entry)| &entry.info);
-                quant_check::check(&quant, names, info).map(|()| quant)
+                quant_check::check(&quant, names, info)?;
+                let fp8 = match &quant.foreign_method {
+                    None => Fp8::default(),
+                    Some(method) if method == fp8::METHOD => {
+                        let names = tensors.keys().map(String::as_str);
+                        let described = config.get("quantization_config");
+                        let described = described.and_then(Value::as_object);
+                        Fp8::read(described.unwrap_or(&config), names, info)?
+                    }
+                    Some(method) => {
+                        let method = method.clone();
+                        return Err(QuantError::Method { method });
+                    }
+                };
+                Ok((quant, fp8))
             })
             .map_err(|source| CheckpointError::Quant {
                 dir: dir.to_owned(),
                 source: Box::new(source),
             })?;
+        // What is handed out is plain: as large as halves, unless singles are asked for.
+        for name in fp8.weights.keys() {
+            if let Some((_, entry)) = tensors.get_mut(name) {
+                entry.info.dtype = DType::BF16;
+                entry.info.byte_len *= DType::BF16.size_bytes();
+            }
+        }
         Ok(Checkpoint {
             path: dir.to_owned(),
             config: Value::Object(config),
@@ -88,6 +111,7 @@ impl Checkpoint {
                 files,
                 tensors,
                 quant,
+                fp8,
             },
         })
     }
@@ -120,10 +144,13 @@ impl Checkpoint {
         }
     }
 
-    /// All tensor names, sorted.
+    /// All tensor names, sorted. Scales of 8-bit floats are not among them.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         let (safetensors, gguf) = match &self.source {
-            Source::Safetensors { tensors, .. } => (Some(tensors.keys()), None),
+            Source::Safetensors { tensors, fp8, .. } => {
+                let shown = tensors.keys().filter(|name| !fp8.hidden.contains(*name));
+                (Some(shown), None)
+            }
             Source::Gguf(converted) => (None, Some(converted.tensors.keys())),
         };
         let safetensors = safetensors.into_iter().flatten();
@@ -154,8 +181,8 @@ impl Checkpoint {
         }
     }
 
-    /// `quant_method` of a `quantization_config` that is not MLX's: the weights mean something only to
-    /// a family that knows the method.
+    /// `quant_method` of a `quantization_config` that is not MLX's. Only `fp8` gets this far; its
+    /// weights are handed out as plain floats.
     pub fn foreign_quant_method(&self) -> Option<&str> {
         match &self.source {
             Source::Safetensors { quant, .. } => quant.foreign_method.as_deref(),
@@ -179,23 +206,45 @@ impl Checkpoint {
     }
 
     /// The bytes of a tensor: pages of the file where they are the tensor as it stands, else a buffer
-    /// made now. Nothing is cached; loading twice converts twice.
+    /// made now. Nothing is cached; loading twice converts twice. 8-bit floats become `BF16`.
     pub fn load(&self, name: &str) -> Result<TensorData, CheckpointError> {
+        self.load_float(name, DType::BF16)
+    }
+
+    /// As [`Checkpoint::load`], with 8-bit floats made `float`: `F32`, `F16` or `BF16`.
+    pub fn load_float(&self, name: &str, float: DType) -> Result<TensorData, CheckpointError> {
         let unknown = || CheckpointError::UnknownTensor {
             name: name.to_owned(),
         };
         match &self.source {
-            Source::Safetensors { files, tensors, .. } => {
-                let (number, entry) = tensors.get(name).ok_or_else(unknown)?;
-                let file = files.get(*number).ok_or_else(unknown)?;
-                let (dtype, shape) = (entry.info.dtype, entry.info.shape.clone());
-                let bytes = TensorBytes::from_file(file, entry.range.clone(), dtype.size_bytes());
-                let bytes = bytes.ok_or_else(unknown)?;
-                Ok(TensorData {
-                    dtype,
-                    shape,
-                    bytes,
-                })
+            Source::Safetensors {
+                files,
+                tensors,
+                fp8,
+                ..
+            } => {
+                let stored = |name: &str| -> Option<TensorData> {
+                    let (number, entry) = tensors.get(name)?;
+                    let dtype = if fp8.weights.contains_key(name) {
+                        DType::F8E4M3
+                    } else {
+                        entry.info.dtype
+                    };
+                    let (file, range) = (files.get(*number)?, entry.range.clone());
+                    Some(TensorData {
+                        dtype,
+                        shape: entry.info.shape.clone(),
+                        bytes: TensorBytes::from_file(file, range, dtype.size_bytes())?,
+                    })
+                };
+                let tensor = stored(name).ok_or_else(unknown)?;
+                match fp8.weights.get(name) {
+                    None => Ok(tensor),
+                    Some(scaled) => {
+                        let scales = stored(&scaled.scale).ok_or_else(unknown)?;
+                        Ok(fp8::dequantize(&tensor, &scales, scaled, float))
+                    }
+                }
             }
             Source::Gguf(converted) => {
                 let (_, plan, part) = converted.tensors.get(name).ok_or_else(unknown)?;

@@ -146,6 +146,25 @@ pub enum QuantError {
         /// What config.json says.
         spec: QuantSpec,
     },
+    /// A part of a weight of 8-bit floats is missing or of the wrong kind.
+    #[error("`{tensor}`: expected {expected}, found {found}")]
+    Fp8 {
+        /// The tensor.
+        tensor: String,
+        /// What it should be.
+        expected: String,
+        /// What is there.
+        found: String,
+    },
+    /// A method of another library that is not implemented.
+    #[error(
+        "`quantization_config.quant_method` in config.json is {method:?}: expected fp8, or MLX's form with \
+         group_size and bits"
+    )]
+    Method {
+        /// The method.
+        method: String,
+    },
     /// An override says "not quantised", the tensors say otherwise.
     #[error("config.json says that `{path}` is not quantised, but `{path}.scales` exists")]
     NotQuantised {

@@ -1,0 +1,388 @@
+//! Weights of `quantization_config: {"quant_method": "fp8"}`: 8-bit floats with a scale for each block
+//! of a matrix, or one for the whole. They are made plain floats when they are loaded.
+//!
+//! Owns which tensors belong together and the arithmetic. Must not know any architecture.
+//! Format: E4M3 of the OCP 8-bit floating point specification (no infinities), value = scale * code.
+//! Activations stay in the compute type: scales for them are known and not used.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use half::{bf16, f16};
+use serde_json::{Map, Value};
+
+use super::buffer::{AlignedBuffer, TensorData};
+use super::dtype::{DType, TensorInfo, element_count};
+use super::quant::QuantError;
+
+/// Name of the method in `quantization_config`.
+pub(super) const METHOD: &str = "fp8";
+/// What follows a weight's name in the name of its scales.
+const SCALE_SUFFIX: &str = "_scale_inv";
+/// Scales of activations, in the spellings that are found.
+const ACTIVATION_SUFFIXES: [&str; 3] = [".activation_scale", "_activation_scale", ".input_scale"];
+
+/// Where the scales of one weight are and what they cover.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Scaled {
+    /// Name of the scales.
+    pub scale: String,
+    /// Matrices in the weight (experts that are stacked), rows and columns of one.
+    pub matrices: [usize; 3],
+    /// Rows and columns that share a scale.
+    pub block: [usize; 2],
+}
+
+/// The 8-bit weights of a checkpoint.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(super) struct Fp8 {
+    /// By name.
+    pub weights: BTreeMap<String, Scaled>,
+    /// Tensors that nobody sees from outside: scales.
+    pub hidden: BTreeSet<String>,
+}
+
+impl Fp8 {
+    /// Finds the weights of a checkpoint whose `quantization_config` is `config`.
+    pub(super) fn read<'a>(
+        config: &Map<String, Value>,
+        names: impl Iterator<Item = &'a str>,
+        info: impl Fn(&str) -> Option<&'a TensorInfo>,
+    ) -> Result<Self, QuantError> {
+        let block = read_block(config)?;
+        let mut found = Fp8::default();
+        for name in names {
+            if ACTIVATION_SUFFIXES.iter().any(|end| name.ends_with(end)) {
+                found.hidden.insert(name.to_owned());
+                continue;
+            }
+            let Some(weight) = info(name).filter(|info| info.dtype == DType::F8E4M3) else {
+                continue;
+            };
+            let candidates = [
+                format!("{name}{SCALE_SUFFIX}"),
+                format!("{}.scale", name.strip_suffix(".weight").unwrap_or(name)),
+            ];
+            let scale = candidates.iter().find_map(|name| Some((name, info(name)?)));
+            let Some((scale_name, scale)) = scale else {
+                return Err(QuantError::Fp8 {
+                    tensor: name.to_owned(),
+                    expected: format!("scales `{name}{SCALE_SUFFIX}` beside a weight of F8_E4M3"),
+                    found: "none".to_owned(),
+                });
+            };
+            let scaled = fit(name, weight, scale_name, scale, block)?;
+            found.hidden.insert(scaled.scale.clone());
+            found.weights.insert(name.to_owned(), scaled);
+        }
+        Ok(found)
+    }
+}
+
+/// `weight_block_size`; none is a scale for a whole matrix.
+fn read_block(config: &Map<String, Value>) -> Result<Option<[usize; 2]>, QuantError> {
+    let value = match config.get("weight_block_size") {
+        None | Some(Value::Null) => return Ok(None),
+        Some(value) => value,
+    };
+    let size = |value: &Value| {
+        let size = value.as_u64().and_then(|n| usize::try_from(n).ok());
+        size.filter(|n| (1..=1 << 20).contains(n))
+    };
+    match value.as_array().map(Vec::as_slice) {
+        Some([rows, columns]) => {
+            if let (Some(rows), Some(columns)) = (size(rows), size(columns)) {
+                return Ok(Some([rows, columns]));
+            }
+        }
+        _ => {}
+    }
+    Err(QuantError::Key {
+        place: "quantization_config".to_owned(),
+        key: "weight_block_size".to_owned(),
+        expected: "null or a list of two positive integers",
+        found: value.to_string(),
+    })
+}
+
+fn fit(
+    name: &str,
+    weight: &TensorInfo,
+    scale_name: &str,
+    scale: &TensorInfo,
+    block: Option<[usize; 2]>,
+) -> Result<Scaled, QuantError> {
+    let refuse = |expected: String| {
+        Err(QuantError::Fp8 {
+            tensor: scale_name.to_owned(),
+            expected,
+            found: format!("{} {:?}", scale.dtype, scale.shape),
+        })
+    };
+    if !matches!(
+        scale.dtype,
+        DType::F32 | DType::F16 | DType::BF16 | DType::F8E8M0
+    ) {
+        return refuse("scales of F32, F16, BF16 or F8_E8M0".to_owned());
+    }
+    let (leading, [rows, columns]) = match weight.shape.as_slice() {
+        [leading @ .., rows, columns] => (leading, [*rows, *columns]),
+        shape => {
+            return Err(QuantError::Fp8 {
+                tensor: name.to_owned(),
+                expected: "a matrix, or matrices stacked".to_owned(),
+                found: format!("{} {shape:?}", weight.dtype),
+            });
+        }
+    };
+    let count = element_count(leading).unwrap_or(0);
+    let scaled = |block: [usize; 2]| Scaled {
+        scale: scale_name.to_owned(),
+        matrices: [count, rows, columns],
+        block,
+    };
+    if let Some([block_rows, block_columns]) = block {
+        let mut wanted = leading.to_vec();
+        wanted.extend([rows.div_ceil(block_rows), columns.div_ceil(block_columns)]);
+        if scale.shape == wanted {
+            return Ok(scaled([block_rows, block_columns]));
+        }
+        return refuse(format!(
+            "shape {wanted:?} for blocks of [{block_rows}, {block_columns}] in {:?}",
+            weight.shape
+        ));
+    }
+    // A scale for each matrix, whatever ones its shape has.
+    if element_count(&scale.shape) == Some(count) {
+        return Ok(scaled([rows.max(1), columns.max(1)]));
+    }
+    refuse(format!(
+        "{count} scale(s) for {:?}, as `weight_block_size` is null",
+        weight.shape
+    ))
+}
+
+/// Value of an E4M3 code: sign, 4 bits of exponent (bias 7), 3 bits of fraction; all ones is NaN.
+fn e4m3(code: u8) -> f32 {
+    let fraction = f32::from(code & 7) / 8.0;
+    let exponent = i32::from(code >> 3 & 15);
+    let magnitude = match exponent {
+        0 => fraction * 2f32.powi(-6),
+        15 if code & 7 == 7 => f32::NAN,
+        exponent => (1.0 + fraction) * 2f32.powi(exponent - 7),
+    };
+    if code & 128 == 0 {
+        magnitude
+    } else {
+        -magnitude
+    }
+}
+
+/// Scales as singles.
+fn singles(scales: &TensorData) -> Vec<f32> {
+    let bytes = scales.bytes.as_slice();
+    match scales.dtype {
+        DType::F32 => bytes
+            .as_chunks::<4>()
+            .0
+            .iter()
+            .map(|b| f32::from_le_bytes(*b))
+            .collect(),
+        DType::F16 => bytes
+            .as_chunks::<2>()
+            .0
+            .iter()
+            .map(|b| f16::from_le_bytes(*b).to_f32())
+            .collect(),
+        DType::BF16 => bytes
+            .as_chunks::<2>()
+            .0
+            .iter()
+            .map(|b| bf16::from_le_bytes(*b).to_f32())
+            .collect(),
+        // A power of two by its biased exponent; opening let no other type through.
+        _ => bytes
+            .iter()
+            .map(|b| 2f32.powi(i32::from(*b) - 127))
+            .collect(),
+    }
+}
+
+/// Plain values of a weight in `float`: `F32`, `F16` or `BF16`.
+pub(super) fn dequantize(
+    weight: &TensorData,
+    scales: &TensorData,
+    scaled: &Scaled,
+    float: DType,
+) -> TensorData {
+    let table: Vec<f32> = (0..=255u8).map(e4m3).collect();
+    let scales = singles(scales);
+    let [_, rows, columns] = scaled.matrices;
+    let [block_rows, block_columns] = scaled.block;
+    let scales_a_row = columns.div_ceil(block_columns);
+    let scale_rows = rows.div_ceil(block_rows);
+    let codes = weight.bytes.as_slice();
+    let size = float.size_bytes();
+    let mut buffer = AlignedBuffer::zeroed(codes.len() * size);
+    let out = buffer
+        .as_mut_slice()
+        .chunks_exact_mut((columns * size).max(1));
+    for (row, (codes, out)) in codes.chunks_exact(columns.max(1)).zip(out).enumerate() {
+        let scale_row = row / rows * scale_rows + row % rows / block_rows;
+        let scales = scales.iter().skip(scale_row * scales_a_row);
+        let blocks = codes.chunks(block_columns);
+        let values = blocks.zip(scales).flat_map(|(codes, scale)| {
+            let table = &table;
+            codes
+                .iter()
+                .map(move |code| table.get(usize::from(*code)).unwrap_or(&f32::NAN) * scale)
+        });
+        match float {
+            DType::F32 => {
+                for (out, value) in out.as_chunks_mut::<4>().0.iter_mut().zip(values) {
+                    *out = value.to_le_bytes();
+                }
+            }
+            DType::F16 => {
+                for (out, value) in out.as_chunks_mut::<2>().0.iter_mut().zip(values) {
+                    *out = f16::from_f32(value).to_le_bytes();
+                }
+            }
+            _ => {
+                for (out, value) in out.as_chunks_mut::<2>().0.iter_mut().zip(values) {
+                    *out = bf16::from_f32(value).to_le_bytes();
+                }
+            }
+        }
+    }
+    TensorData {
+        dtype: float,
+        shape: weight.shape.clone(),
+        bytes: buffer.into(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn tensor(dtype: DType, shape: &[usize], bytes: &[u8]) -> TensorData {
+        TensorData {
+            dtype,
+            shape: shape.to_vec(),
+            bytes: AlignedBuffer::copy_of(bytes).into(),
+        }
+    }
+
+    fn read(config: Value, tensors: &[(&str, DType, &[usize])]) -> Result<Fp8, String> {
+        let infos: BTreeMap<&str, TensorInfo> = tensors
+            .iter()
+            .map(|(name, dtype, shape)| (*name, TensorInfo::new(*dtype, shape.to_vec()).unwrap()))
+            .collect();
+        let config = config.as_object().unwrap();
+        Fp8::read(config, infos.keys().copied(), |name| infos.get(name))
+            .map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn codes_have_the_values_of_the_specification() {
+        // Table 2 of the OCP specification: zero, least and largest subnormal, least and largest normal.
+        for (code, value) in [
+            (0x00, 0.0),
+            (0x01, 2f32.powi(-9)),
+            (0x07, 0.875 * 2f32.powi(-6)),
+            (0x08, 2f32.powi(-6)),
+            (0x38, 1.0),
+            (0x7e, 448.0),
+            (0xfe, -448.0),
+        ] {
+            assert_eq!(e4m3(code), value, "{code:#x}");
+        }
+        assert!(e4m3(0x7f).is_nan() && e4m3(0xff).is_nan());
+    }
+
+    #[test]
+    fn blocks_at_the_borders_are_narrower() {
+        let fp8 = read(
+            json!({"weight_block_size": [2, 2]}),
+            &[
+                ("a.weight", DType::F8E4M3, &[3, 3]),
+                ("a.weight_scale_inv", DType::F32, &[2, 2]),
+            ],
+        )
+        .unwrap();
+        assert!(fp8.hidden.contains("a.weight_scale_inv"));
+        let weight = tensor(DType::F8E4M3, &[3, 3], &[0x38; 9]);
+        let scales: Vec<u8> = [1f32, 2.0, 3.0, 4.0]
+            .iter()
+            .flat_map(|x| x.to_le_bytes())
+            .collect();
+        let scales = tensor(DType::F32, &[2, 2], &scales);
+        let plain = dequantize(&weight, &scales, &fp8.weights["a.weight"], DType::F32);
+        let plain = singles(&plain);
+        assert_eq!(plain, [1.0, 1.0, 2.0, 1.0, 1.0, 2.0, 3.0, 3.0, 4.0]);
+    }
+
+    #[test]
+    fn one_scale_a_matrix_and_stacked_matrices() {
+        let fp8 = read(
+            json!({"weight_block_size": null}),
+            &[
+                ("e.gate", DType::F8E4M3, &[2, 1, 2]),
+                ("e.gate_scale_inv", DType::BF16, &[2, 1, 1]),
+                ("e.activation_scale", DType::F32, &[]),
+                ("w.weight", DType::F8E4M3, &[1, 2]),
+                ("w.weight_scale_inv", DType::F32, &[]),
+            ],
+        )
+        .unwrap();
+        assert!(fp8.hidden.contains("e.activation_scale"));
+        let weight = tensor(DType::F8E4M3, &[2, 1, 2], &[0x38, 0x40, 0xb8, 0x00]);
+        let scales: Vec<u8> = [0.5f32, 2.0]
+            .iter()
+            .flat_map(|x| bf16::from_f32(*x).to_le_bytes())
+            .collect();
+        let scales = tensor(DType::BF16, &[2, 1, 1], &scales);
+        let half = dequantize(&weight, &scales, &fp8.weights["e.gate"], DType::F16);
+        assert_eq!(singles(&half), [0.5, 1.0, -2.0, 0.0]);
+    }
+
+    #[test]
+    fn what_does_not_fit_is_named() {
+        let weight = ("a.weight", DType::F8E4M3, &[3, 3][..]);
+        let refusals = [
+            read(json!({"weight_block_size": [2]}), &[weight]),
+            read(json!({"weight_block_size": [0, 2]}), &[weight]),
+            read(json!({"weight_block_size": [2, 2]}), &[weight]),
+            read(
+                json!({"weight_block_size": [2, 2]}),
+                &[weight, ("a.weight_scale_inv", DType::F32, &[1, 2])],
+            ),
+            read(
+                json!({}),
+                &[weight, ("a.weight_scale_inv", DType::F32, &[3])],
+            ),
+            read(
+                json!({}),
+                &[weight, ("a.weight_scale_inv", DType::I32, &[])],
+            ),
+            read(
+                json!({}),
+                &[
+                    ("a.weight", DType::F8E4M3, &[3]),
+                    ("a.scale", DType::F32, &[]),
+                ],
+            ),
+        ]
+        .map(Result::unwrap_err);
+        insta::assert_snapshot!(refusals.join("\n"), @r#"
+        `quantization_config.weight_block_size` in config.json: expected null or a list of two positive integers, found [2]
+        `quantization_config.weight_block_size` in config.json: expected null or a list of two positive integers, found [0,2]
+        `a.weight`: expected scales `a.weight_scale_inv` beside a weight of F8_E4M3, found none
+        `a.weight_scale_inv`: expected shape [2, 2] for blocks of [2, 2] in [3, 3], found F32 [1, 2]
+        `a.weight_scale_inv`: expected 1 scale(s) for [3, 3], as `weight_block_size` is null, found F32 [3]
+        `a.weight_scale_inv`: expected scales of F32, F16, BF16 or F8_E8M0, found I32 []
+        `a.weight`: expected a matrix, or matrices stacked, found F8_E4M3 [3]
+        "#);
+    }
+}
