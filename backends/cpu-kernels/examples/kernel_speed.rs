@@ -11,6 +11,7 @@ use std::sync::Mutex;
 use std::time::Instant;
 
 use mlxcel_cpu_kernels::{Isa, Pool, QuantizedMatrix, Scales, gemm, qmatmul};
+use qmatmul::Precision;
 
 fn best_of(times: usize, mut body: impl FnMut()) -> f64 {
     (0..times)
@@ -41,7 +42,11 @@ fn main() {
         ] {
             // Several copies, so that the weights come from memory and not from a cache.
             let bytes = rows * columns * bits / 8 + rows * columns / 32 * 4;
-            let copies = (200_000_000 / bytes).clamp(1, 64);
+            let copies = if std::env::args().nth(2).is_some() {
+                1
+            } else {
+                (200_000_000 / bytes).clamp(1, 64)
+            };
             let words = vec![0x1234_5678u32; rows * columns * bits / 32 * copies];
             let factors = vec![0x1c00u16; rows * columns / 32 * copies];
             let at = |i: usize| {
@@ -50,23 +55,30 @@ fn main() {
                 QuantizedMatrix::new(&words[i * w..(i + 1) * w], s, s, rows, columns, bits, 32)
                     .unwrap()
             };
-            for m in [1usize, 4, 8] {
+            for (precision, m) in [Precision::Exact, Precision::Int8]
+                .into_iter()
+                .flat_map(|p| [1usize, 4, 8, 16].map(|m| (p, m)))
+            {
                 let x = vec![0.5f32; m * columns];
                 let mut y = vec![0.0f32; m * rows];
                 let seconds = best_of(5, || {
                     for i in 0..copies {
+                        let mut targets = [qmatmul::Target {
+                            w: at(i),
+                            y: &mut y,
+                        }];
                         assert!(qmatmul::matmul(
                             isa,
+                            precision,
                             &mut pool,
                             &x,
-                            &at(i),
-                            &mut y,
+                            &mut targets,
                             &mut prepared
                         ));
                     }
                 }) / copies as f64;
                 println!(
-                    "  {rows:>6} x {columns:<5} {bits} bits, {m:>3} rows: {:>8.1} us, {:>6.2} GB/s",
+                    "  {rows:>6} x {columns:<5} {bits} bits, {m:>3} rows, {precision:?}: {:>8.1} us, {:>6.2} GB/s",
                     seconds * 1e6,
                     bytes as f64 / seconds / 1e9
                 );

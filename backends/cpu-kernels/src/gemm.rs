@@ -63,7 +63,7 @@ pub struct Tile {
 /// Columns of a panel for an instruction set.
 pub fn panel_width(isa: Isa) -> usize {
     match isa {
-        Isa::Avx512 => 32,
+        Isa::Avx512 | Isa::Avx512Vnni => 32,
         _ => 16,
     }
 }

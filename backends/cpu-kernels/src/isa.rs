@@ -7,15 +7,17 @@ use std::sync::OnceLock;
 pub enum Isa {
     /// Whatever the compiler's target has.
     Portable,
-    /// AVX2, FMA, F16C.
+    /// AVX2, FMA, F16C, BMI2.
     Avx2,
     /// AVX-512 F, BW, DQ, VL.
     Avx512,
+    /// AVX-512 with VNNI.
+    Avx512Vnni,
 }
 
 impl Isa {
     /// Every set this build knows, weakest first.
-    pub const ALL: [Isa; 3] = [Isa::Portable, Isa::Avx2, Isa::Avx512];
+    pub const ALL: [Isa; 4] = [Isa::Portable, Isa::Avx2, Isa::Avx512, Isa::Avx512Vnni];
 
     /// Name for people.
     pub const fn name(self) -> &'static str {
@@ -23,6 +25,7 @@ impl Isa {
             Isa::Portable => "portable",
             Isa::Avx2 => "avx2",
             Isa::Avx512 => "avx512",
+            Isa::Avx512Vnni => "avx512-vnni",
         }
     }
 
@@ -35,6 +38,7 @@ impl Isa {
                 std::arch::is_x86_feature_detected!("avx2")
                     && std::arch::is_x86_feature_detected!("fma")
                     && std::arch::is_x86_feature_detected!("f16c")
+                    && std::arch::is_x86_feature_detected!("bmi2")
             }
             #[cfg(target_arch = "x86_64")]
             Isa::Avx512 => {
@@ -43,6 +47,10 @@ impl Isa {
                     && std::arch::is_x86_feature_detected!("avx512bw")
                     && std::arch::is_x86_feature_detected!("avx512dq")
                     && std::arch::is_x86_feature_detected!("avx512vl")
+            }
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx512Vnni => {
+                Isa::Avx512.is_available() && std::arch::is_x86_feature_detected!("avx512vnni")
             }
             #[cfg(not(target_arch = "x86_64"))]
             _ => false,
@@ -68,13 +76,13 @@ macro_rules! dispatch {
         $(#[$meta])*
         $vis unsafe fn $name(isa: $crate::Isa, $($arg: $ty),*) $(-> $ret)? {
             #[cfg(target_arch = "x86_64")]
-            #[target_feature(enable = "avx2,fma,f16c")]
+            #[target_feature(enable = "avx2,fma,f16c,bmi2")]
             unsafe fn avx2($($arg: $ty),*) $(-> $ret)? {
                 // SAFETY: this function enables the set; pointers are the caller's business.
                 unsafe { $kernel::<$crate::simd::avx2::Avx2>($($arg),*) }
             }
             #[cfg(target_arch = "x86_64")]
-            #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
+            #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c,bmi2")]
             unsafe fn avx512($($arg: $ty),*) $(-> $ret)? {
                 // SAFETY: as above.
                 unsafe { $kernel::<$crate::simd::avx512::Avx512>($($arg),*) }
@@ -83,7 +91,7 @@ macro_rules! dispatch {
             unsafe {
                 match isa {
                     #[cfg(target_arch = "x86_64")]
-                    $crate::Isa::Avx512 => avx512($($arg),*),
+                    $crate::Isa::Avx512 | $crate::Isa::Avx512Vnni => avx512($($arg),*),
                     #[cfg(target_arch = "x86_64")]
                     $crate::Isa::Avx2 => avx2($($arg),*),
                     _ => $kernel::<$crate::simd::scalar::Scalar8>($($arg),*),
@@ -93,3 +101,36 @@ macro_rules! dispatch {
     };
 }
 pub(crate) use dispatch;
+
+/// As [`dispatch`] for kernels over [`crate::simd::bytes::Bytes`]. AVX-512 without VNNI takes the
+/// kernels of AVX2.
+macro_rules! dispatch_bytes {
+    ($(#[$meta:meta])* $vis:vis unsafe fn $name:ident($($arg:ident : $ty:ty),* $(,)?) = $kernel:ident) => {
+        $(#[$meta])*
+        $vis unsafe fn $name(isa: $crate::Isa, $($arg: $ty),*) {
+            #[cfg(target_arch = "x86_64")]
+            #[target_feature(enable = "avx2,fma,f16c,bmi2")]
+            unsafe fn avx2($($arg: $ty),*) {
+                // SAFETY: this function enables the set; pointers are the caller's business.
+                unsafe { $kernel::<$crate::simd::bytes::Avx2Bytes>($($arg),*) }
+            }
+            #[cfg(target_arch = "x86_64")]
+            #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c,bmi2")]
+            unsafe fn avx512_vnni($($arg: $ty),*) {
+                // SAFETY: as above.
+                unsafe { $kernel::<$crate::simd::bytes::Avx512VnniBytes>($($arg),*) }
+            }
+            // SAFETY: the caller passes an instruction set that the CPU has.
+            unsafe {
+                match isa {
+                    #[cfg(target_arch = "x86_64")]
+                    $crate::Isa::Avx512Vnni => avx512_vnni($($arg),*),
+                    #[cfg(target_arch = "x86_64")]
+                    $crate::Isa::Avx512 | $crate::Isa::Avx2 => avx2($($arg),*),
+                    _ => $kernel::<$crate::simd::bytes::PortableBytes>($($arg),*),
+                }
+            }
+        }
+    };
+}
+pub(crate) use dispatch_bytes;

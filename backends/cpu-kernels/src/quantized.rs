@@ -91,6 +91,26 @@ impl<'a> QuantizedMatrix<'a> {
         })
     }
 
+    /// Packed words, row after row.
+    pub(crate) fn words(&self) -> &'a [u32] {
+        self.words
+    }
+
+    /// Scales, row after row.
+    pub(crate) fn scales(&self) -> Scales<'a> {
+        self.scales
+    }
+
+    /// Biases, row after row.
+    pub(crate) fn biases(&self) -> Scales<'a> {
+        self.biases
+    }
+
+    /// Whether scales and biases are stored alike.
+    pub fn has_one_type(&self) -> bool {
+        core::mem::discriminant(&self.scales) == core::mem::discriminant(&self.biases)
+    }
+
     /// Rows.
     pub fn rows(&self) -> usize {
         self.rows

@@ -26,6 +26,8 @@ pub struct Description {
     pub device: DeviceKind,
     /// Threads that compute one operation, at most.
     pub most_threads: u32,
+    /// Whether `precision: fast` means something to its kernels; without, it is refused.
+    pub has_fast_precision: bool,
     /// Finds out whether it can run here.
     pub probe: fn() -> Result<Probe>,
     /// The device's own kernels, in place of MLX's.
@@ -35,10 +37,19 @@ pub struct Description {
 /// How a device brings kernels of its own (see [`crate::native`]). Both run on the backend thread.
 #[derive(Debug, Clone, Copy)]
 pub struct Kernels {
-    /// Replaces slots of a table whose `ctx` is set; `threads` is 0 for the default.
-    pub install: fn(table: &mut BackendOps, threads: usize) -> Result<()>,
+    /// Replaces slots of a table whose `ctx` is set.
+    pub install: fn(table: &mut BackendOps, settings: &KernelSettings) -> Result<()>,
     /// Lets go of what `install` made for this `ctx`.
     pub remove: fn(ctx: *mut c_void),
+}
+
+/// What `open`'s options say about a device's own kernels.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct KernelSettings {
+    /// Compute threads; 0 leaves the choice to the backend.
+    pub threads: usize,
+    /// Products with quantised weights may round activations to 8 bits (`precision: fast`).
+    pub int8_activations: bool,
 }
 
 /// A backend over MLX: put one in a `static` and hand its [`Backend::table`] to the host.
@@ -139,7 +150,7 @@ impl Backend {
             (*raw).table.ctx = raw.cast();
             let install = description.kernels.map(|kernels| kernels.install);
             let installed = install.map_or(Ok(()), |install| {
-                install(&mut (*raw).table, options.threads)
+                install(&mut (*raw).table, &options.kernel_settings())
             });
             (&raw const (*raw).table, installed)
         };

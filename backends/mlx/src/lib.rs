@@ -14,8 +14,9 @@ pub mod native;
 mod ops;
 mod options;
 mod slot;
+pub mod stream;
 
-pub use backend::{Backend, Description, Kernels};
+pub use backend::{Backend, Description, KernelSettings, Kernels};
 pub use device::{DeviceKind, DeviceReport, Probe, device_count, host_memory, properties};
 pub use serde_json;
 

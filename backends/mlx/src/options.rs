@@ -3,7 +3,7 @@
 use mlxcel_abi::{AbiError, Result};
 use serde_json::Value;
 
-use crate::backend::Description;
+use crate::backend::{Description, KernelSettings};
 
 /// The options of one opened backend.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -14,6 +14,8 @@ pub(crate) struct Options {
     pub(crate) cache_limit_bytes: u64,
     /// Compute threads; 0 leaves the choice to the backend.
     pub(crate) threads: usize,
+    /// `precision` is `fast`.
+    pub(crate) fast: bool,
 }
 
 impl Options {
@@ -23,6 +25,7 @@ impl Options {
             memory_limit_bytes: u64::MAX,
             cache_limit_bytes: u64::MAX,
             threads: 0,
+            fast: false,
         };
         if text.trim().is_empty() {
             return Ok(options);
@@ -39,15 +42,39 @@ impl Options {
                 "threads" => options.threads = threads(whole(key, value)?, description)?,
                 "memory_limit_bytes" => options.memory_limit_bytes = whole(key, value)?,
                 "cache_limit_bytes" => options.cache_limit_bytes = whole(key, value)?,
+                "precision" => options.fast = precision(value, description)?,
                 other => {
                     return Err(AbiError::invalid(format!(
-                        "option {other} is not known to backend {}, it has threads, memory_limit_bytes and cache_limit_bytes",
+                        "option {other} is not known to backend {}, it has threads, precision, memory_limit_bytes and cache_limit_bytes",
                         description.name
                     )));
                 }
             }
         }
         Ok(options)
+    }
+
+    /// What concerns a device's own kernels.
+    pub(crate) fn kernel_settings(&self) -> KernelSettings {
+        KernelSettings {
+            threads: self.threads,
+            int8_activations: self.fast,
+        }
+    }
+}
+
+/// Whether activations may be rounded.
+fn precision(value: &Value, description: &Description) -> Result<bool> {
+    match value.as_str() {
+        Some("exact") => Ok(false),
+        Some("fast") if description.has_fast_precision => Ok(true),
+        Some("fast") => Err(AbiError::unimplemented(format!(
+            "option precision: backend {} computes exactly only; leave it out or give exact",
+            description.name
+        ))),
+        _ => Err(AbiError::invalid(format!(
+            "option precision is exact or fast, found {value}"
+        ))),
     }
 }
 
@@ -80,6 +107,7 @@ mod tests {
         name: "cpu",
         device: DeviceKind::Cpu,
         most_threads: 1,
+        has_fast_precision: false,
         probe: none,
         kernels: None,
     };
@@ -104,6 +132,7 @@ mod tests {
                 memory_limit_bytes: 5,
                 cache_limit_bytes: 0,
                 threads: 1,
+                fast: false,
             })
         );
         assert_eq!(
@@ -118,6 +147,8 @@ mod tests {
         assert!(error(r#"{"threads":-1}"#).contains("option threads"));
         assert!(error(r#"{"threads":4}"#).contains("found 4"));
         assert!(error(r#"{"memory_limit_bytes":"1g"}"#).contains("memory_limit_bytes"));
+        assert!(error(r#"{"precision":"fast"}"#).contains("computes exactly only"));
+        assert!(error(r#"{"precision":"int4"}"#).contains("exact or fast"));
         assert!(error("[]").contains("a JSON object"));
         assert!(error("{").contains("not JSON"));
     }

@@ -2,12 +2,43 @@
 
 use core::arch::x86_64::*;
 
-use super::Simd;
+use super::{Simd, up_to_four};
 
 /// Eight f32 in a 256-bit register.
 #[derive(Clone, Copy)]
 #[repr(transparent)]
 pub struct Avx2(__m256);
+
+impl Avx2 {
+    /// From the register.
+    #[inline(always)]
+    pub(crate) fn from_raw(v: __m256) -> Self {
+        Self(v)
+    }
+}
+
+/// Spreads four values over the lanes.
+#[inline(always)]
+unsafe fn spread_four(four: __m128, places: __m256i) -> Avx2 {
+    // SAFETY: only called with AVX2 (trait contract).
+    unsafe {
+        Avx2(_mm256_permutevar8x32_ps(
+            _mm256_castps128_ps256(four),
+            places,
+        ))
+    }
+}
+
+/// The first `n` of eight halves, the rest is 0.
+#[inline(always)]
+unsafe fn first_eight(from: *const u16, n: usize) -> __m128i {
+    // SAFETY: only called with AVX2; the caller vouches for n elements.
+    unsafe {
+        let low = up_to_four(from, n);
+        let high = up_to_four(from.wrapping_add(4), n.saturating_sub(4));
+        _mm_set_epi64x(high as i64, low as i64)
+    }
+}
 
 /// Lanes below n are all ones.
 #[inline(always)]
@@ -24,6 +55,19 @@ unsafe fn mask(n: usize) -> __m256i {
 impl Simd for Avx2 {
     const LANES: usize = 8;
     const TILE_ROWS: usize = 6;
+    type Places = __m256i;
+
+    #[inline(always)]
+    unsafe fn places(groups: usize) -> __m256i {
+        // SAFETY: see above.
+        unsafe {
+            match groups {
+                4 => _mm256_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3),
+                2 => _mm256_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1),
+                _ => _mm256_setzero_si256(),
+            }
+        }
+    }
 
     #[inline(always)]
     unsafe fn zero() -> Self {
@@ -89,17 +133,53 @@ impl Simd for Avx2 {
         }
     }
     #[inline(always)]
-    unsafe fn spread(of: *const f32, groups: usize) -> Self {
+    unsafe fn spread(of: *const f32, places: __m256i) -> Self {
+        // SAFETY: see above.
+        unsafe { spread_four(_mm_loadu_ps(of), places) }
+    }
+    #[inline(always)]
+    unsafe fn spread_f16(four: u64, places: __m256i) -> Self {
+        // SAFETY: see above.
+        unsafe { spread_four(_mm_cvtph_ps(_mm_cvtsi64_si128(four as i64)), places) }
+    }
+    #[inline(always)]
+    unsafe fn spread_bf16(four: u64, places: __m256i) -> Self {
         // SAFETY: see above.
         unsafe {
-            let four = _mm256_castps128_ps256(_mm_loadu_ps(of));
-            let index = match groups {
-                4 => _mm256_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3),
-                2 => _mm256_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1),
-                _ => _mm256_setzero_si256(),
-            };
-            Self(_mm256_permutevar8x32_ps(four, index))
+            let four = _mm_cvtepu16_epi32(_mm_cvtsi64_si128(four as i64));
+            spread_four(_mm_castsi128_ps(_mm_slli_epi32::<16>(four)), places)
         }
+    }
+    #[inline(always)]
+    unsafe fn load_first_f16(from: *const u16, n: usize) -> Self {
+        // SAFETY: see above.
+        unsafe { Self(_mm256_cvtph_ps(first_eight(from, n))) }
+    }
+    #[inline(always)]
+    unsafe fn load_first_bf16(from: *const u16, n: usize) -> Self {
+        // SAFETY: see above.
+        unsafe {
+            let bits = _mm256_cvtepu16_epi32(first_eight(from, n));
+            Self(_mm256_castsi256_ps(_mm256_slli_epi32::<16>(bits)))
+        }
+    }
+    #[inline(always)]
+    unsafe fn load_bf16(from: *const u16) -> Self {
+        // SAFETY: see above.
+        unsafe {
+            let bits = _mm256_cvtepu16_epi32(_mm_loadu_si128(from.cast()));
+            Self(_mm256_castsi256_ps(_mm256_slli_epi32::<16>(bits)))
+        }
+    }
+    #[inline(always)]
+    unsafe fn deposit(bits: u64, mask: u64) -> u64 {
+        // SAFETY: see above; BMI2 is part of the set.
+        unsafe { _pdep_u64(bits, mask) }
+    }
+    #[inline(always)]
+    unsafe fn prefetch(at: *const u8) {
+        // SAFETY: a prefetch never faults.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(at.cast()) }
     }
     #[inline(always)]
     unsafe fn mul_add(self, b: Self, c: Self) -> Self {
@@ -163,6 +243,17 @@ impl Simd for Avx2 {
             );
             let two = _mm_add_ps(four, _mm_movehl_ps(four, four));
             _mm_cvtss_f32(_mm_add_ss(two, _mm_shuffle_ps::<1>(two, two)))
+        }
+    }
+    #[inline(always)]
+    unsafe fn sum4(of: [Self; 4]) -> [f32; 4] {
+        // SAFETY: see above.
+        unsafe {
+            let ab = _mm256_hadd_ps(of[0].0, of[1].0);
+            let cd = _mm256_hadd_ps(of[2].0, of[3].0);
+            let all = _mm256_hadd_ps(ab, cd);
+            let sums = _mm_add_ps(_mm256_castps256_ps128(all), _mm256_extractf128_ps::<1>(all));
+            core::mem::transmute::<__m128, [f32; 4]>(sums)
         }
     }
     #[inline(always)]

@@ -9,6 +9,28 @@ use super::Simd;
 #[repr(transparent)]
 pub struct Avx512(__m512);
 
+impl Avx512 {
+    /// From the register.
+    #[inline(always)]
+    pub(crate) fn from_raw(v: __m512) -> Self {
+        Self(v)
+    }
+}
+
+/// Sum of the halves.
+#[inline(always)]
+unsafe fn halved(v: __m512) -> __m256 {
+    // SAFETY: only called with AVX-512 (trait contract).
+    unsafe { _mm256_add_ps(_mm512_castps512_ps256(v), _mm512_extractf32x8_ps::<1>(v)) }
+}
+
+/// Spreads four values over the lanes.
+#[inline(always)]
+unsafe fn spread_four(four: __m128, places: __m512i) -> Avx512 {
+    // SAFETY: only called with AVX-512 (trait contract).
+    unsafe { Avx512(_mm512_permutexvar_ps(places, _mm512_castps128_ps512(four))) }
+}
+
 #[inline(always)]
 fn mask(n: usize) -> __mmask16 {
     if n >= 16 { 0xffff } else { (1u16 << n) - 1 }
@@ -19,6 +41,19 @@ fn mask(n: usize) -> __mmask16 {
 impl Simd for Avx512 {
     const LANES: usize = 16;
     const TILE_ROWS: usize = 12;
+    type Places = __m512i;
+
+    #[inline(always)]
+    unsafe fn places(groups: usize) -> __m512i {
+        // SAFETY: see above.
+        unsafe {
+            match groups {
+                4 => _mm512_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3),
+                2 => _mm512_setr_epi32(0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1),
+                _ => _mm512_setzero_si512(),
+            }
+        }
+    }
 
     #[inline(always)]
     unsafe fn zero() -> Self {
@@ -87,17 +122,58 @@ impl Simd for Avx512 {
         }
     }
     #[inline(always)]
-    unsafe fn spread(of: *const f32, groups: usize) -> Self {
+    unsafe fn spread(of: *const f32, places: __m512i) -> Self {
+        // SAFETY: see above.
+        unsafe { spread_four(_mm_loadu_ps(of), places) }
+    }
+    #[inline(always)]
+    unsafe fn spread_f16(four: u64, places: __m512i) -> Self {
+        // SAFETY: see above.
+        unsafe { spread_four(_mm_cvtph_ps(_mm_cvtsi64_si128(four as i64)), places) }
+    }
+    #[inline(always)]
+    unsafe fn spread_bf16(four: u64, places: __m512i) -> Self {
         // SAFETY: see above.
         unsafe {
-            let four = _mm512_castps128_ps512(_mm_loadu_ps(of));
-            let index = match groups {
-                4 => _mm512_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3),
-                2 => _mm512_setr_epi32(0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1),
-                _ => _mm512_setzero_si512(),
-            };
-            Self(_mm512_permutexvar_ps(index, four))
+            let four = _mm_cvtepu16_epi32(_mm_cvtsi64_si128(four as i64));
+            spread_four(_mm_castsi128_ps(_mm_slli_epi32::<16>(four)), places)
         }
+    }
+    #[inline(always)]
+    unsafe fn load_first_f16(from: *const u16, n: usize) -> Self {
+        // SAFETY: see above; masked lanes are not touched.
+        unsafe {
+            Self(_mm512_cvtph_ps(_mm256_maskz_loadu_epi16(
+                mask(n),
+                from.cast(),
+            )))
+        }
+    }
+    #[inline(always)]
+    unsafe fn load_first_bf16(from: *const u16, n: usize) -> Self {
+        // SAFETY: see above; masked lanes are not touched.
+        unsafe {
+            let bits = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(mask(n), from.cast()));
+            Self(_mm512_castsi512_ps(_mm512_slli_epi32::<16>(bits)))
+        }
+    }
+    #[inline(always)]
+    unsafe fn load_bf16(from: *const u16) -> Self {
+        // SAFETY: see above.
+        unsafe {
+            let bits = _mm512_cvtepu16_epi32(_mm256_loadu_si256(from.cast()));
+            Self(_mm512_castsi512_ps(_mm512_slli_epi32::<16>(bits)))
+        }
+    }
+    #[inline(always)]
+    unsafe fn deposit(bits: u64, mask: u64) -> u64 {
+        // SAFETY: see above; BMI2 is part of the set.
+        unsafe { _pdep_u64(bits, mask) }
+    }
+    #[inline(always)]
+    unsafe fn prefetch(at: *const u8) {
+        // SAFETY: a prefetch never faults.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(at.cast()) }
     }
     #[inline(always)]
     unsafe fn mul_add(self, b: Self, c: Self) -> Self {
@@ -151,6 +227,18 @@ impl Simd for Avx512 {
     unsafe fn sum(self) -> f32 {
         // SAFETY: see above.
         unsafe { _mm512_reduce_add_ps(self.0) }
+    }
+    #[inline(always)]
+    unsafe fn sum4(of: [Self; 4]) -> [f32; 4] {
+        // SAFETY: see above.
+        unsafe {
+            let (a, b) = (halved(of[0].0), halved(of[1].0));
+            let (c, d) = (halved(of[2].0), halved(of[3].0));
+            let (ab, cd) = (_mm256_hadd_ps(a, b), _mm256_hadd_ps(c, d));
+            let all = _mm256_hadd_ps(ab, cd);
+            let sums = _mm_add_ps(_mm256_castps256_ps128(all), _mm256_extractf128_ps::<1>(all));
+            core::mem::transmute::<__m128, [f32; 4]>(sums)
+        }
     }
     #[inline(always)]
     unsafe fn max_lane(self) -> f32 {

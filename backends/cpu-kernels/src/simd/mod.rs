@@ -7,6 +7,7 @@
 pub mod avx2;
 #[cfg(target_arch = "x86_64")]
 pub mod avx512;
+pub mod bytes;
 pub mod scalar;
 
 /// A vector of `LANES` f32.
@@ -21,6 +22,8 @@ pub mod scalar;
 pub trait Simd: Copy + 'static {
     /// Lanes of a vector, a power of two from 4 to 16.
     const LANES: usize;
+    /// Where each lane of [`Simd::spread`] comes from.
+    type Places: Copy;
     /// Rows of the product's register tile.
     const TILE_ROWS: usize;
 
@@ -44,9 +47,24 @@ pub trait Simd: Copy + 'static {
     unsafe fn load_words(from: *const u32) -> Self;
     /// Nibble `INDEX` (0 to 7) of every word, as f32.
     unsafe fn nibble<const INDEX: u32>(words: Self) -> Self;
-    /// Lane i gets `of[i * groups / LANES]`: the first `groups` (1, 2 or 4) elements spread evenly.
-    /// Four elements must be readable.
-    unsafe fn spread(of: *const f32, groups: usize) -> Self;
+    /// Lane i from element `i * groups / LANES`, for 1, 2 or 4 groups.
+    unsafe fn places(groups: usize) -> Self::Places;
+    /// Four elements spread over the lanes.
+    unsafe fn spread(of: *const f32, places: Self::Places) -> Self;
+    /// The same from four f16 packed into a word.
+    unsafe fn spread_f16(four: u64, places: Self::Places) -> Self;
+    /// The same from four bf16.
+    unsafe fn spread_bf16(four: u64, places: Self::Places) -> Self;
+    /// Loads `LANES` bf16.
+    unsafe fn load_bf16(from: *const u16) -> Self;
+    /// Loads the first `n` f16, the rest is 0.
+    unsafe fn load_first_f16(from: *const u16, n: usize) -> Self;
+    /// Loads the first `n` bf16, the rest is 0.
+    unsafe fn load_first_bf16(from: *const u16, n: usize) -> Self;
+    /// Puts successive bits into the bits that `mask` has set.
+    unsafe fn deposit(bits: u64, mask: u64) -> u64;
+    /// Asks for the cache line at `at`, which need not be readable.
+    unsafe fn prefetch(at: *const u8);
     /// `self * b + c`.
     unsafe fn mul_add(self, b: Self, c: Self) -> Self;
     /// Sum.
@@ -67,6 +85,8 @@ pub trait Simd: Copy + 'static {
     unsafe fn exp2_int(self) -> Self;
     /// Sum of the lanes.
     unsafe fn sum(self) -> f32;
+    /// Sums of four vectors.
+    unsafe fn sum4(of: [Self; 4]) -> [f32; 4];
     /// Largest lane.
     unsafe fn max_lane(self) -> f32;
 
@@ -94,6 +114,21 @@ pub trait Simd: Copy + 'static {
             }
             let p = p.mul_add(r.mul(r), r.add(Self::splat(1.0)));
             p.mul(n.exp2_int())
+        }
+    }
+}
+
+/// Up to four halves at `from` in a word, without reading behind them.
+#[inline(always)]
+pub(crate) unsafe fn up_to_four(from: *const u16, n: usize) -> u64 {
+    // SAFETY: the caller vouches for n elements.
+    unsafe {
+        match n {
+            0 => 0,
+            1 => u64::from(*from),
+            2 => u64::from(from.cast::<u32>().read_unaligned()),
+            3 => u64::from(from.cast::<u32>().read_unaligned()) | u64::from(*from.add(2)) << 32,
+            _ => from.cast::<u64>().read_unaligned(),
         }
     }
 }

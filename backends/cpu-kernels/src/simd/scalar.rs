@@ -26,6 +26,12 @@ impl Scalar8 {
 impl Simd for Scalar8 {
     const LANES: usize = 8;
     const TILE_ROWS: usize = 4;
+    type Places = usize;
+
+    #[inline(always)]
+    unsafe fn places(groups: usize) -> usize {
+        groups
+    }
 
     #[inline(always)]
     unsafe fn zero() -> Self {
@@ -93,6 +99,59 @@ impl Simd for Scalar8 {
         Self(out)
     }
     #[inline(always)]
+    unsafe fn spread_f16(four: u64, groups: usize) -> Self {
+        let four: [f32; 4] =
+            core::array::from_fn(|i| half::f16::from_bits((four >> (16 * i)) as u16).to_f32());
+        // SAFETY: four elements are there.
+        unsafe { Self::spread(four.as_ptr(), groups) }
+    }
+    #[inline(always)]
+    unsafe fn spread_bf16(four: u64, groups: usize) -> Self {
+        let four: [f32; 4] =
+            core::array::from_fn(|i| f32::from_bits(((four >> (16 * i)) as u32) << 16));
+        // SAFETY: four elements are there.
+        unsafe { Self::spread(four.as_ptr(), groups) }
+    }
+    #[inline(always)]
+    unsafe fn load_first_f16(from: *const u16, n: usize) -> Self {
+        let mut bits = [0u16; 8];
+        for (i, b) in bits.iter_mut().enumerate().take(n) {
+            // SAFETY: the caller vouches for n readable elements.
+            *b = unsafe { *from.add(i) };
+        }
+        // SAFETY: eight elements are there.
+        unsafe { Self::load_f16(bits.as_ptr()) }
+    }
+    #[inline(always)]
+    unsafe fn load_first_bf16(from: *const u16, n: usize) -> Self {
+        let mut bits = [0u16; 8];
+        for (i, b) in bits.iter_mut().enumerate().take(n) {
+            // SAFETY: the caller vouches for n readable elements.
+            *b = unsafe { *from.add(i) };
+        }
+        // SAFETY: eight elements are there.
+        unsafe { Self::load_bf16(bits.as_ptr()) }
+    }
+    #[inline(always)]
+    unsafe fn load_bf16(from: *const u16) -> Self {
+        // SAFETY: the caller vouches for LANES readable elements.
+        let bits = unsafe { from.cast::<[u16; 8]>().read_unaligned() };
+        Self(bits.map(|b| f32::from_bits(u32::from(b) << 16)))
+    }
+    #[inline(always)]
+    unsafe fn deposit(mut bits: u64, mut mask: u64) -> u64 {
+        let mut out = 0;
+        while mask != 0 {
+            let lowest = mask & mask.wrapping_neg();
+            out |= lowest * (bits & 1);
+            bits >>= 1;
+            mask ^= lowest;
+        }
+        out
+    }
+    #[inline(always)]
+    unsafe fn prefetch(_at: *const u8) {}
+    #[inline(always)]
     unsafe fn mul_add(self, b: Self, c: Self) -> Self {
         // Two roundings: a fused multiply-add without hardware is a slow library call.
         self.zip(b, |x, y| x * y).zip(c, |x, y| x + y)
@@ -133,6 +192,11 @@ impl Simd for Scalar8 {
     unsafe fn sum(self) -> f32 {
         let [a, b, c, d, e, f, g, h] = self.0;
         ((a + e) + (c + g)) + ((b + f) + (d + h))
+    }
+    #[inline(always)]
+    unsafe fn sum4(of: [Self; 4]) -> [f32; 4] {
+        // SAFETY: nothing is required here.
+        of.map(|v| unsafe { v.sum() })
     }
     #[inline(always)]
     unsafe fn max_lane(self) -> f32 {

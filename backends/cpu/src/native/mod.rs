@@ -19,7 +19,7 @@ use mlxcel_abi::error::report;
 use mlxcel_abi::guard::catch;
 use mlxcel_abi::ops::BackendOps;
 use mlxcel_abi::{AbiError, DType, ErrorObj, Result, Status, Tensor, status};
-use mlxcel_backend_mlx::Kernels;
+use mlxcel_backend_mlx::{KernelSettings, Kernels};
 use mlxcel_backend_mlx::native::{Native, View};
 use mlxcel_cpu_kernels::{Isa, Pool, attention as attention_kernel, gemm, qmatmul, row};
 
@@ -35,6 +35,7 @@ pub(crate) struct State {
     pool: Pool,
     panels: Vec<Mutex<gemm::Scratch>>,
     attention: Vec<Mutex<attention_kernel::Scratch>>,
+    precision: qmatmul::Precision,
     prepared: qmatmul::Prepared,
     rope: row::RopeTable,
 }
@@ -44,11 +45,11 @@ thread_local! {
     static STATES: RefCell<Vec<State>> = const { RefCell::new(Vec::new()) };
 }
 
-fn install(table: &mut BackendOps, threads: usize) -> Result<()> {
-    let threads = if threads == 0 {
+fn install(table: &mut BackendOps, settings: &KernelSettings) -> Result<()> {
+    let threads = if settings.threads == 0 {
         crate::processor::cores().physical.max(1)
     } else {
-        threads
+        settings.threads
     };
     let pool = Pool::new(threads).map_err(|error| {
         AbiError::new(
@@ -63,6 +64,11 @@ fn install(table: &mut BackendOps, threads: usize) -> Result<()> {
         pool,
         panels: (0..threads).map(|_| Mutex::default()).collect(),
         attention: (0..threads).map(|_| Mutex::default()).collect(),
+        precision: if settings.int8_activations {
+            qmatmul::Precision::Int8
+        } else {
+            qmatmul::Precision::Exact
+        },
         prepared: qmatmul::Prepared::default(),
         rope: row::RopeTable::default(),
     };

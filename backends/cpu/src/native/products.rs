@@ -121,13 +121,14 @@ fn quantized(
     let m = input.len() / w.columns();
     let shape = with_last(x.shape(), w.rows());
     filled(&native, &shape, "quantized_matmul", |out| {
-        if qmatmul::takes(m, w.bits()) {
+        if qmatmul::takes(m, &w) {
+            let mut targets = [qmatmul::Target { w, y: out }];
             return qmatmul::matmul(
                 state.isa,
+                state.precision,
                 &mut state.pool,
                 input,
-                &w,
-                out,
+                &mut targets,
                 &mut state.prepared,
             );
         }

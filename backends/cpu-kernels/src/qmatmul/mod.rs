@@ -1,0 +1,149 @@
+//! Quantised products with few rows (decode): each weight is read once from memory and used for
+//! all rows of `x`, without being expanded to memory.
+//!
+//! Biases enter through the sums of `x` over each group:
+//! `y = sum_g scale_g * sum(q x) + bias_g * sum(x)`.
+
+mod codes;
+mod exact;
+mod factor;
+mod int8;
+mod prepare;
+mod rows;
+#[cfg(test)]
+mod tests;
+
+use crate::Isa;
+use crate::isa::{dispatch, dispatch_bytes};
+use crate::pool::Pool;
+use crate::quantized::{QuantizedMatrix, Scales};
+use crate::simd::Simd;
+use crate::simd::bytes::Bytes;
+use exact::Exact;
+use factor::{Bf16, F16};
+use int8::Int8;
+use prepare::Needs;
+pub use prepare::{Precision, Prepared, QUANT_GROUP};
+use rows::{QUAD, Share};
+
+/// Most rows of `x` that this path takes; beyond them `gemm` is faster.
+pub const MAX_ROWS: usize = 16;
+
+/// Runs a share in the type of its scales. The parts of a matrix have one type, or are refused
+/// by [`matmul`].
+macro_rules! typed {
+    ($path:ty, $share:expr) => {{
+        let share: &Share<'_> = $share;
+        // SAFETY: forwarded to the caller; `F16` and `Bf16` are transparent over their bits.
+        unsafe {
+            match (share.w.scales(), share.w.biases()) {
+                (Scales::F16(s), Scales::F16(b)) => {
+                    rows::run::<$path, F16>(share, s.as_ptr().cast(), b.as_ptr().cast());
+                }
+                (Scales::Bf16(s), Scales::Bf16(b)) => {
+                    rows::run::<$path, Bf16>(share, s.as_ptr().cast(), b.as_ptr().cast());
+                }
+                (Scales::F32(s), Scales::F32(b)) => {
+                    rows::run::<$path, f32>(share, s.as_ptr(), b.as_ptr());
+                }
+                _ => {}
+            }
+        }
+    }};
+}
+
+#[inline(always)]
+unsafe fn exact_kernel<S: Simd>(share: Share<'_>) {
+    typed!(Exact<S>, &share);
+}
+
+#[inline(always)]
+unsafe fn int8_kernel<B: Bytes>(share: Share<'_>) {
+    typed!(Int8<B>, &share);
+}
+
+dispatch! {
+    unsafe fn run_exact(share: Share<'_>) = exact_kernel
+}
+dispatch_bytes! {
+    unsafe fn run_int8(share: Share<'_>) = int8_kernel
+}
+
+struct SendPtr(*mut f32);
+// SAFETY: threads write disjoint rows of the weight, hence disjoint columns of `y`.
+unsafe impl Sync for SendPtr {}
+
+/// Whether this path takes a product of `m` rows with a matrix.
+pub fn takes(m: usize, w: &QuantizedMatrix<'_>) -> bool {
+    (1..=MAX_ROWS).contains(&m) && w.has_one_type()
+}
+
+/// A weight and where its product goes: `[m, rows]`.
+#[derive(Debug)]
+pub struct Target<'a> {
+    /// The weight.
+    pub w: QuantizedMatrix<'a>,
+    /// `x @ w.T`.
+    pub y: &'a mut [f32],
+}
+
+/// `y = x @ w.T` for several weights of one `x[m, columns]`, m up to [`MAX_ROWS`], in one go. False
+/// when a kernel panicked.
+///
+/// # Panics
+/// When shapes do not fit or a form is not one that [`takes`] says.
+#[must_use]
+pub fn matmul(
+    isa: Isa,
+    precision: Precision,
+    pool: &mut Pool,
+    x: &[f32],
+    targets: &mut [Target<'_>],
+    prepared: &mut Prepared,
+) -> bool {
+    let Some(columns) = targets.first().map(|t| t.w.columns()) else {
+        return true;
+    };
+    let m = x.len() / columns;
+    let mut needs = Needs::default();
+    let mut total = 0;
+    for t in targets.iter() {
+        assert!(takes(m, &t.w) && t.w.columns() == columns && t.y.len() == m * t.w.rows());
+        needs.add(t.w.bits(), t.w.group());
+        total += t.w.rows().next_multiple_of(QUAD);
+    }
+    assert!(x.len() == m * columns);
+    prepared.fill(isa, precision, x, columns, needs);
+    let outs: Vec<SendPtr> = targets
+        .iter_mut()
+        .map(|t| SendPtr(t.y.as_mut_ptr()))
+        .collect();
+    let (outs, targets, prepared) = (&outs, &*targets, &*prepared);
+    // Below some tens of thousands of weights waking the others costs more than the work.
+    let serial_below = 40_000 / columns + 1;
+    pool.split(total, QUAD, serial_below, &|range| {
+        let mut start = 0;
+        for (t, out) in targets.iter().zip(outs) {
+            let rows = t.w.rows();
+            let share = Share {
+                w: &t.w,
+                x: prepared,
+                first: range.start.saturating_sub(start).min(rows),
+                last: range.end.saturating_sub(start).min(rows),
+                y: out.0,
+                stride: rows,
+            };
+            start += rows.next_multiple_of(QUAD);
+            if share.first >= share.last {
+                continue;
+            }
+            // SAFETY: `isa` was detected; shapes were checked; ranges of threads are disjoint.
+            unsafe {
+                match precision {
+                    Precision::Exact => run_exact(isa, share),
+                    Precision::Int8 => run_int8(isa, share),
+                }
+            }
+        }
+    })
+}

@@ -1,0 +1,184 @@
+use super::*;
+use crate::quantized::testing::*;
+
+/// `(rows, columns, bits, group)`.
+const FORMS: [(usize, usize, usize, usize); 13] = [
+    (9, 32, 4, 32),
+    (6, 576, 4, 32),
+    (5, 192, 4, 64),
+    (4, 384, 4, 128),
+    (7, 96, 8, 32),
+    (3, 256, 8, 128),
+    (5, 160, 2, 32),
+    (6, 192, 3, 64),
+    (4, 96, 5, 32),
+    (9, 640, 5, 32),
+    (5, 128, 6, 128),
+    (8, 64, 6, 64),
+    (11, 2048, 4, 64),
+];
+
+fn run_all(
+    precision: Precision,
+    check: impl Fn(&Parts, &[f32], &[f32], (usize, usize, usize, usize), usize, &str),
+) {
+    let mut numbers = Numbers(9);
+    let mut pool = Pool::new(2).unwrap();
+    let mut prepared = Prepared::default();
+    for isa in Isa::ALL.into_iter().filter(|isa| isa.is_available()) {
+        for m in [1, 2, 3, 4, 5, 7, 8, 16] {
+            for form in FORMS {
+                let (rows, columns, bits, group) = form;
+                let parts = parts(&mut numbers, rows, columns, bits, group);
+                let x = numbers.floats(m * columns);
+                let mut y = vec![f32::NAN; m * rows];
+                let w = parts.matrix(rows, columns, bits, group);
+                let mut targets = [Target { w, y: &mut y }];
+                assert!(matmul(
+                    isa,
+                    precision,
+                    &mut pool,
+                    &x,
+                    &mut targets,
+                    &mut prepared
+                ));
+                check(&parts, &x, &y, form, m, isa.name());
+            }
+        }
+    }
+}
+
+#[test]
+fn exact_products_match_f64_for_every_row_count_form_and_instruction_set() {
+    run_all(
+        Precision::Exact,
+        |parts, x, y, (rows, columns, bits, group), m, isa| {
+            for i in 0..m {
+                let x = &x[i * columns..(i + 1) * columns];
+                // Scale and bias are split apart, so the error is relative to their sums.
+                let size: f64 =
+                    x.iter().map(|x| f64::from(x.abs())).sum::<f64>() * f64::from(1u32 << bits);
+                for j in 0..rows {
+                    let terms = x
+                        .iter()
+                        .enumerate()
+                        .map(|(k, x)| f64::from(*x) * parts.element(j, k, columns, bits, group));
+                    let (want, got) = (terms.sum::<f64>(), f64::from(y[i * rows + j]));
+                    assert!(
+                        (got - want).abs() <= 2e-6 * size,
+                        "{isa} {m} {rows}x{columns} {bits}/{group}: {got} {want}"
+                    );
+                }
+            }
+        },
+    );
+}
+
+#[test]
+fn rounded_products_are_those_of_the_rounded_activations() {
+    run_all(
+        Precision::Int8,
+        |parts, x, y, (rows, columns, bits, group), m, isa| {
+            for i in 0..m {
+                let x: Vec<f64> = x[i * columns..(i + 1) * columns]
+                    .chunks_exact(QUANT_GROUP)
+                    .flat_map(|g| {
+                        let scale = g.iter().fold(0.0f32, |a, x| a.max(x.abs())) / 127.0;
+                        let inverse = 127.0 / (scale * 127.0);
+                        g.iter()
+                            .map(move |x| f64::from((x * inverse).round_ties_even() * scale))
+                            .collect::<Vec<_>>()
+                    })
+                    .collect();
+                let size: f64 = x.iter().map(|x| x.abs()).sum::<f64>() * f64::from(1u32 << bits);
+                for j in 0..rows {
+                    let terms = x
+                        .iter()
+                        .enumerate()
+                        .map(|(k, x)| x * parts.element(j, k, columns, bits, group));
+                    let (want, got) = (terms.sum::<f64>(), f64::from(y[i * rows + j]));
+                    // A tie of the rounding may fall either way.
+                    assert!(
+                        (got - want).abs() <= 1e-4 * size,
+                        "{isa} {m} {rows}x{columns} {bits}/{group}: {got} {want}"
+                    );
+                }
+            }
+        },
+    );
+}
+
+#[test]
+fn several_weights_share_their_activations() {
+    let mut numbers = Numbers(12);
+    let mut pool = Pool::new(2).unwrap();
+    let mut prepared = Prepared::default();
+    let forms = [(150, 4, 32), (70, 8, 64), (33, 5, 128), (2, 4, 128)];
+    let parts: Vec<Parts> = forms
+        .iter()
+        .map(|&(rows, bits, group)| parts(&mut numbers, rows, 256, bits, group))
+        .collect();
+    let x = numbers.floats(3 * 256);
+    for precision in [Precision::Exact, Precision::Int8] {
+        let mut together: Vec<Vec<f32>> = forms.iter().map(|f| vec![f32::NAN; 3 * f.0]).collect();
+        let mut targets: Vec<Target<'_>> = parts
+            .iter()
+            .zip(forms)
+            .zip(&mut together)
+            .map(|((parts, (rows, bits, group)), y)| Target {
+                w: parts.matrix(rows, 256, bits, group),
+                y,
+            })
+            .collect();
+        assert!(matmul(
+            Isa::best(),
+            precision,
+            &mut pool,
+            &x,
+            &mut targets,
+            &mut prepared
+        ));
+        for ((parts, (rows, bits, group)), together) in parts.iter().zip(forms).zip(&together) {
+            let mut y = vec![f32::NAN; 3 * rows];
+            let mut alone = [Target {
+                w: parts.matrix(rows, 256, bits, group),
+                y: &mut y,
+            }];
+            assert!(matmul(
+                Isa::best(),
+                precision,
+                &mut pool,
+                &x,
+                &mut alone,
+                &mut prepared
+            ));
+            assert_eq!(&y, together);
+        }
+    }
+}
+
+#[test]
+fn not_a_number_never_becomes_a_plausible_product() {
+    let mut numbers = Numbers(13);
+    let mut pool = Pool::new(1).unwrap();
+    let mut prepared = Prepared::default();
+    let parts = parts(&mut numbers, 8, 128, 4, 32);
+    for precision in [Precision::Exact, Precision::Int8] {
+        let mut x = numbers.floats(2 * 128);
+        x[70] = f32::NAN;
+        let mut y = vec![0.0; 16];
+        let mut targets = [Target {
+            w: parts.matrix(8, 128, 4, 32),
+            y: &mut y,
+        }];
+        assert!(matmul(
+            Isa::best(),
+            precision,
+            &mut pool,
+            &x,
+            &mut targets,
+            &mut prepared
+        ));
+        assert!(y[..8].iter().all(|y| y.is_nan()) && y[8..].iter().all(|y| y.is_finite()));
+    }
+}
