@@ -8,7 +8,7 @@ mod source;
 
 use std::path::Path;
 
-const SOURCES: [&str; 13] = [
+const SOURCES: [&str; 14] = [
     "array",
     "attention",
     "elementwise",
@@ -22,6 +22,7 @@ const SOURCES: [&str; 13] = [
     "random",
     "reduction",
     "shape",
+    "stream",
 ];
 
 fn main() {
@@ -33,7 +34,7 @@ fn main() {
 
 fn run() -> Result<(), String> {
     let mlx = mlx::find()?;
-    let mut build = cxx_build::bridge("src/bridge.rs");
+    let mut build = cxx_build::bridges(["src/bridge.rs", "src/stream.rs"]);
     build
         .std("c++20")
         .opt_level(2)
@@ -55,13 +56,14 @@ fn run() -> Result<(), String> {
         build.file(&path);
         println!("cargo::rerun-if-changed={path}");
     }
-    for header in ["error.h", "internal.h", "memo.h", "shim.h"] {
+    for header in ["error.h", "internal.h", "memo.h", "shim.h", "stream.h"] {
         println!(
             "cargo::rerun-if-changed={}",
             Path::new("cpp").join(header).display()
         );
     }
     println!("cargo::rerun-if-changed=src/bridge.rs");
+    println!("cargo::rerun-if-changed=src/stream.rs");
     println!("cargo::rerun-if-changed=build");
     build.compile("mlxcel_mlx_shim");
     mlx.link()

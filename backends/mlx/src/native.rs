@@ -35,6 +35,24 @@ pub struct View {
 }
 
 impl View {
+    pub(crate) fn new(
+        data: *mut u8,
+        dtype: DType,
+        is_contiguous: bool,
+        ndim: usize,
+        dims: [i64; MAX_DIMS],
+        strides: [i64; MAX_DIMS],
+    ) -> Self {
+        Self {
+            data,
+            dtype,
+            is_contiguous,
+            ndim,
+            dims,
+            strides,
+        }
+    }
+
     /// Dimensions.
     pub fn shape(&self) -> &[i64] {
         self.dims.get(..self.ndim).unwrap_or_default()

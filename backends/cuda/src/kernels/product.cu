@@ -1,0 +1,461 @@
+// Products x w^T with weights of WEIGHT_BITS bits a value (4, 8 or 16), for few rows of x. Scales and biases are of GROUP_SIZE values.
+//
+// A product does not depend on the order of its sums, so each thread takes 16 neighbouring bytes of a weight row as its part of
+// a tensor-core operand, and the activations are read in the same order. A quantised weight is expanded to the activations' type
+// in registers: 2^7 (bf16) or 2^10 (f16) with the value in its lowest bits is that power plus the value, exactly.
+
+template <int BITS>
+struct Form {
+  // Values in the 16 bytes of one thread, and in those of the four threads that share a row.
+  static constexpr int kOwn = 128 / BITS;
+  static constexpr int kChunk = 4 * kOwn;
+};
+
+struct Quant {
+  const u16* scales;
+  const u16* biases;
+  int groups;
+};
+
+// One word of a row, as the pairs that the tensor core takes. The second parameter of `quantised` forms are scale and bias, each
+// twice in a word.
+template <int BITS>
+struct Words;
+
+template <>
+struct Words<4> {
+  static constexpr int kPairs = 4;
+  __device__ static __forceinline__ void expand(u32 w, u32 scale, u32 bias, u32 (&out)[4]) {
+#if F16
+    const u32 magic = 0x64006400u, minus = 0xE400E400u;
+#else
+    const u32 magic = 0x43004300u, minus = 0xC300C300u;
+#endif
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      u32 q = ((w >> (4 * i)) & 0x000F000Fu) | magic;
+      out[i] = fma2(fma2(q, ONE_TWICE, minus), scale, bias);
+    }
+  }
+};
+
+template <>
+struct Words<8> {
+  static constexpr int kPairs = 2;
+  __device__ static __forceinline__ void expand(u32 w, u32 scale, u32 bias, u32 (&out)[2]) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+#if F16
+      u32 q = ((w >> (8 * i)) & 0x00FF00FFu) | 0x64006400u;
+      out[i] = fma2(fma2(q, ONE_TWICE, 0xE400E400u), scale, bias);
+#else
+      // bf16 holds whole numbers up to 256, but not beside a power of two.
+      float low = __uint_as_float(0x4B000000u | ((w >> (8 * i)) & 0xFFu)) - 8388608.0f;
+      float high = __uint_as_float(0x4B000000u | ((w >> (8 * i + 16)) & 0xFFu)) - 8388608.0f;
+      float s = low_float(scale), b = low_float(bias);
+      out[i] = pack(fmaf(low, s, b), fmaf(high, s, b));
+#endif
+    }
+  }
+};
+
+__device__ __forceinline__ u32 word_of(const uint4& v, int i) {
+  return i == 0 ? v.x : i == 1 ? v.y : i == 2 ? v.z : v.w;
+}
+
+// Activations that belong to word `i` of the weights: 8 values for 4 bits, 4 for 8 bits. `v` holds the 8 values around it.
+template <int BITS>
+__device__ __forceinline__ void pairs_of(const uint4& v, int half, u32 (&p)[4]) {
+  if constexpr (BITS == 4) {
+    p[0] = __byte_perm(v.x, v.z, 0x5410);
+    p[1] = __byte_perm(v.x, v.z, 0x7632);
+    p[2] = __byte_perm(v.y, v.w, 0x5410);
+    p[3] = __byte_perm(v.y, v.w, 0x7632);
+  } else if constexpr (BITS == 8) {
+    u32 a = half ? v.z : v.x, b = half ? v.w : v.y;
+    p[0] = __byte_perm(a, b, 0x5410);
+    p[1] = __byte_perm(a, b, 0x7632);
+  } else {
+    p[0] = v.x, p[1] = v.y, p[2] = v.z, p[3] = v.w;
+  }
+}
+
+__device__ __forceinline__ u32 twice(u16 v) {
+  return __byte_perm(v, 0, 0x1010);
+}
+
+// Up to 8 rows of x. A block makes 16 * TILES columns of the result; its warps share the sum over K.
+template <int BITS, int TILES, int UNROLL, int WARPS>
+__device__ __forceinline__ void few_rows(
+    const u8* w, Quant quant, const u16* x, u16* out, int n_total, int k_total, int rows) {
+  constexpr int kOwn = Form<BITS>::kOwn, kChunk = Form<BITS>::kChunk, kHalves = 2 * TILES;
+  const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
+  const int quad = lane & 3, in_tile = lane >> 2;
+  const int first = blockIdx.x * 16 * TILES;
+  const size_t row_bytes = static_cast<size_t>(k_total) * BITS / 8;
+  const u8* own[kHalves];
+  size_t group_row[kHalves];
+#pragma unroll
+  for (int t = 0; t < kHalves; ++t) {
+    int row = min(first + t * 8 + in_tile, n_total - 1);
+    own[t] = w + row * row_bytes;
+    group_row[t] = static_cast<size_t>(row) * quant.groups;
+  }
+  float sums[TILES][4] = {};
+  // Columns of the tensor core's result beyond `rows` are not used, whatever is in them.
+  const u16* own_x = x + static_cast<size_t>(min(in_tile, rows - 1)) * k_total;
+  // A plain weight may be the result of the launch before; a quantised one comes from the host.
+  if constexpr (BITS == 16) {
+    wait_for_inputs();
+  }
+  for (int start = warp * kChunk; start < k_total; start += WARPS * kChunk * UNROLL) {
+    uint4 q[UNROLL][kHalves];
+    u16 s[UNROLL][kHalves], b[UNROLL][kHalves];
+#pragma unroll
+    for (int u = 0; u < UNROLL; ++u) {
+      int k = start + u * WARPS * kChunk + quad * kOwn;
+      bool there = k < k_total;
+#pragma unroll
+      for (int t = 0; t < kHalves; ++t) {
+        q[u][t] = there ? load_once(own[t] + static_cast<size_t>(k) * BITS / 8) : make_uint4(0, 0, 0, 0);
+        if constexpr (BITS < 16) {
+          size_t group = group_row[t] + k / GROUP_SIZE;
+          s[u][t] = there ? __ldg(quant.scales + group) : 0;
+          b[u][t] = there ? __ldg(quant.biases + group) : 0;
+        }
+      }
+    }
+    // Also keeps the loads above together: without it the compiler spreads them over what follows.
+    wait_for_inputs();
+#pragma unroll
+    for (int u = 0; u < UNROLL; ++u) {
+      int k = start + u * WARPS * kChunk + quad * kOwn;
+      bool there = k < k_total;
+#pragma unroll
+      for (int i = 0; i < kOwn / 8; ++i) {
+        uint4 v = there ? *reinterpret_cast<const uint4*>(own_x + k + 8 * i) : make_uint4(0, 0, 0, 0);
+        if constexpr (BITS == 16) {
+#pragma unroll
+          for (int t = 0; t < TILES; ++t) {
+            mma(sums[t], q[u][2 * t].x, q[u][2 * t + 1].x, q[u][2 * t].y, q[u][2 * t + 1].y, v.x, v.y);
+            mma(sums[t], q[u][2 * t].z, q[u][2 * t + 1].z, q[u][2 * t].w, q[u][2 * t + 1].w, v.z, v.w);
+          }
+        } else {
+          constexpr int kWords = BITS == 4 ? 1 : 2;
+#pragma unroll
+          for (int h = 0; h < kWords; ++h) {
+            u32 p[4];
+            pairs_of<BITS>(v, h, p);
+#pragma unroll
+            for (int t = 0; t < TILES; ++t) {
+              u32 upper[Words<BITS>::kPairs], lower[Words<BITS>::kPairs];
+              int word = i * kWords + h;
+              Words<BITS>::expand(word_of(q[u][2 * t], word), twice(s[u][2 * t]), twice(b[u][2 * t]), upper);
+              Words<BITS>::expand(word_of(q[u][2 * t + 1], word), twice(s[u][2 * t + 1]), twice(b[u][2 * t + 1]), lower);
+              mma(sums[t], upper[0], lower[0], upper[1], lower[1], p[0], p[1]);
+              if constexpr (BITS == 4) {
+                mma(sums[t], upper[2], lower[2], upper[3], lower[3], p[2], p[3]);
+              }
+            }
+          }
+        }
+      }
+    }
+  }
+  __shared__ float parts[WARPS][TILES * 16][9];
+#pragma unroll
+  for (int t = 0; t < TILES; ++t) {
+    parts[warp][t * 16 + in_tile][quad * 2] = sums[t][0];
+    parts[warp][t * 16 + in_tile][quad * 2 + 1] = sums[t][1];
+    parts[warp][t * 16 + in_tile + 8][quad * 2] = sums[t][2];
+    parts[warp][t * 16 + in_tile + 8][quad * 2 + 1] = sums[t][3];
+  }
+  __syncthreads();
+  // For warps that had no part of the sum.
+  wait_for_inputs();
+  for (int i = threadIdx.x; i < TILES * 16 * rows; i += WARPS * 32) {
+    int column = i % (TILES * 16), row = i / (TILES * 16);
+    float sum = 0.0f;
+#pragma unroll
+    for (int part = 0; part < WARPS; ++part) {
+      sum += parts[part][column][row];
+    }
+    if (first + column < n_total) {
+      out[static_cast<size_t>(row) * n_total + first + column] = from_float(sum);
+    }
+  }
+}
+
+#define FEW_ROWS(NAME, TILES, UNROLL, WARPS)                                                                                \
+  extern "C" __global__ void __launch_bounds__(32 * WARPS) NAME(                                                            \
+      const u8* w, const u16* scales, const u16* biases, const u16* x, u16* out, int n, int k, int rows) {                  \
+    let_next_start();                                                                                                       \
+    few_rows<WEIGHT_BITS, TILES, UNROLL, WARPS>(w, Quant{scales, biases, k / GROUP_SIZE}, x, out, n, k, rows);               \
+  }
+FEW_ROWS(few_rows_1, 1, 4, 8)
+FEW_ROWS(few_rows_2, 2, 2, 8)
+
+#if WEIGHT_BITS < 16
+// The same for chosen experts: pair p of the result is row `lhs[p]` of x times matrix `rhs[p]`.
+extern "C" __global__ void __launch_bounds__(256) few_rows_chosen(
+    const u8* w, const u16* scales, const u16* biases, const u16* x, u16* out, const u32* lhs, const u32* rhs, int n, int k) {
+  let_next_start();
+  wait_for_inputs();
+  int pair = blockIdx.y, groups = k / GROUP_SIZE;
+  size_t expert = rhs[pair], row = lhs[pair], skipped = expert * n * groups;
+  few_rows<WEIGHT_BITS, 1, 4, 8>(
+      w + expert * n * (static_cast<size_t>(k) * WEIGHT_BITS / 8), Quant{scales + skipped, biases + skipped, groups},
+      x + row * k, out + static_cast<size_t>(pair) * n, n, k, 1);
+}
+#endif
+
+// Up to 8 * COLUMNS rows of x at a time: activations go through shared memory, from where all warps of a block take them.
+// A block makes 128 columns of the result over a part of K; the last block of a tile adds the parts in their order.
+template <int BITS, int COLUMNS>
+__device__ __forceinline__ void many_rows(
+    const u8* w, Quant quant, const u16* x, u16* out, float* parts, u32* counters, int n_total, int k_total, int rows,
+    int steps_each) {
+  constexpr int kOwn = Form<BITS>::kOwn, kChunk = Form<BITS>::kChunk;
+  // Values of K in a stage, units of 16 bytes in a row of activations of a stage, chunks of weights in it.
+  constexpr int kDepth = BITS == 16 ? 64 : 128;
+  constexpr int kUnits = kDepth / 8, kChunks = kDepth / kChunk;
+  constexpr int kRows = 8 * COLUMNS;
+  constexpr int kWeightBytes = 128 * kDepth * BITS / 8, kRowBytes = kRows * kDepth * 2;
+  constexpr int kStageBytes = kWeightBytes + kRowBytes;
+  constexpr int kStages = kStageBytes * 4 <= 72 * 1024 ? 4 : 3;
+  extern __shared__ __align__(128) u8 memory[];
+  const u32 base = shared_address(memory);
+  const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
+  const int quad = lane & 3, in_tile = lane >> 2;
+  const int first = blockIdx.x * 128 + warp * 32, first_row = blockIdx.y * kRows;
+  const size_t row_bytes = static_cast<size_t>(k_total) * BITS / 8;
+  const int steps_total = (k_total + kDepth - 1) / kDepth;
+  const int begin = blockIdx.z * steps_each, end = min(begin + steps_each, steps_total);
+  const u8* own[4];
+  int weight_row[4];
+#pragma unroll
+  for (int t = 0; t < 4; ++t) {
+    weight_row[t] = min(first + t * 8 + in_tile, n_total - 1);
+    own[t] = w + weight_row[t] * row_bytes;
+  }
+  // Where a unit of a row lies, so that the 8 threads that read at once use different banks.
+  auto place = [](int row, int unit) {
+    int moved = BITS == 4 ? unit ^ ((unit >> 3) & 1) ^ ((row & 1) << 1) : BITS == 8 ? unit ^ (row & 1) : unit ^ ((row & 1) << 2);
+    return (row * kUnits + moved) * 16;
+  };
+  auto fetch_weights = [&](int step) {
+    u32 stage = base + (step % kStages) * kStageBytes;
+    if (step < end) {
+#pragma unroll
+      for (int j = 0; j < kChunks; ++j) {
+        int k = step * kDepth + j * kChunk + quad * kOwn;
+        bool there = k < k_total;
+#pragma unroll
+        for (int t = 0; t < 4; ++t) {
+          u32 place = ((warp * kChunks + j) * 4 + t) * 32 + lane;
+          copy_async(stage + place * 16, there ? own[t] + static_cast<size_t>(k) * BITS / 8 : own[t], there);
+        }
+      }
+    }
+  };
+  auto fetch_rows = [&](int step) {
+    u32 stage = base + (step % kStages) * kStageBytes;
+    if (step < end) {
+#pragma unroll
+      for (int i = threadIdx.x; i < kRows * kUnits; i += 128) {
+        int row = i / kUnits, unit = i % kUnits, k = step * kDepth + unit * 8;
+        bool there = first_row + row < rows && k < k_total;
+        const u16* from = x + static_cast<size_t>(first_row + row) * k_total + k;
+        copy_async(stage + kWeightBytes + place(row, unit), there ? from : x, there);
+      }
+    }
+    copy_commit();
+  };
+  // A quantised weight does not depend on the launch before; activations do, and a plain weight may.
+  if constexpr (BITS == 16) {
+    wait_for_inputs();
+  }
+#pragma unroll
+  for (int i = 0; i < kStages - 1; ++i) {
+    fetch_weights(begin + i);
+  }
+  if constexpr (BITS < 16) {
+    wait_for_inputs();
+  }
+#pragma unroll
+  for (int i = 0; i < kStages - 1; ++i) {
+    fetch_rows(begin + i);
+  }
+  float sums[2][COLUMNS][4] = {};
+  for (int step = begin; step < end; ++step) {
+    u32 scale_of[kChunks][4], bias_of[kChunks][4];
+    if constexpr (BITS < 16) {
+#pragma unroll
+      for (int j = 0; j < kChunks; ++j) {
+        int k = min(step * kDepth + j * kChunk + quad * kOwn, k_total - 1);
+#pragma unroll
+        for (int t = 0; t < 4; ++t) {
+          size_t group = static_cast<size_t>(weight_row[t]) * quant.groups + k / GROUP_SIZE;
+          scale_of[j][t] = twice(__ldg(quant.scales + group));
+          bias_of[j][t] = twice(__ldg(quant.biases + group));
+        }
+      }
+    }
+    copy_wait<kStages - 2>();
+    __syncthreads();
+    fetch_weights(step + kStages - 1);
+    fetch_rows(step + kStages - 1);
+    u32 stage = base + (step % kStages) * kStageBytes;
+#pragma unroll
+    for (int j = 0; j < kChunks; ++j) {
+      uint4 q[4];
+      u32 s[4], b[4];
+#pragma unroll
+      for (int t = 0; t < 4; ++t) {
+        u32 place = ((warp * kChunks + j) * 4 + t) * 32 + lane;
+        q[t] = load_shared(stage + place * 16);
+        s[t] = scale_of[j][t];
+        b[t] = bias_of[j][t];
+      }
+#pragma unroll
+      for (int i = 0; i < kOwn / 8; ++i) {
+        constexpr int kWords = BITS == 8 ? 2 : 1;
+        u32 a[2][kWords][BITS == 8 ? 4 : 8];
+#pragma unroll
+        for (int h = 0; h < kWords; ++h) {
+#pragma unroll
+          for (int t = 0; t < 2; ++t) {
+            if constexpr (BITS == 16) {
+              a[t][0][0] = q[2 * t].x, a[t][0][1] = q[2 * t + 1].x, a[t][0][2] = q[2 * t].y, a[t][0][3] = q[2 * t + 1].y;
+              a[t][0][4] = q[2 * t].z, a[t][0][5] = q[2 * t + 1].z, a[t][0][6] = q[2 * t].w, a[t][0][7] = q[2 * t + 1].w;
+            } else {
+              u32 upper[Words<BITS>::kPairs], lower[Words<BITS>::kPairs];
+              int word = i * kWords + h;
+              Words<BITS>::expand(word_of(q[2 * t], word), s[2 * t], b[2 * t], upper);
+              Words<BITS>::expand(word_of(q[2 * t + 1], word), s[2 * t + 1], b[2 * t + 1], lower);
+#pragma unroll
+              for (int p = 0; p < Words<BITS>::kPairs; ++p) {
+                a[t][h][2 * p] = upper[p];
+                a[t][h][2 * p + 1] = lower[p];
+              }
+            }
+          }
+        }
+#pragma unroll
+        for (int c = 0; c < COLUMNS; ++c) {
+          int unit = (j * kChunk + quad * kOwn) / 8 + i;
+          uint4 v = load_shared(stage + kWeightBytes + place(c * 8 + in_tile, unit));
+#pragma unroll
+          for (int h = 0; h < kWords; ++h) {
+            u32 p[4];
+            pairs_of<BITS>(v, h, p);
+#pragma unroll
+            for (int t = 0; t < 2; ++t) {
+              mma(sums[t][c], a[t][h][0], a[t][h][1], a[t][h][2], a[t][h][3], p[0], p[1]);
+              if constexpr (BITS != 8) {
+                mma(sums[t][c], a[t][h][4], a[t][h][5], a[t][h][6], a[t][h][7], p[2], p[3]);
+              }
+            }
+          }
+        }
+      }
+    }
+  }
+  copy_wait<0>();
+  __syncthreads();
+  // Through shared memory, so that neighbouring threads write neighbouring columns.
+  float* tile = reinterpret_cast<float*>(memory);
+  constexpr int kPitch = 132;
+#pragma unroll
+  for (int t = 0; t < 2; ++t) {
+#pragma unroll
+    for (int c = 0; c < COLUMNS; ++c) {
+      int column = warp * 32 + t * 16 + in_tile, row = c * 8 + quad * 2;
+      tile[row * kPitch + column] = sums[t][c][0];
+      tile[(row + 1) * kPitch + column] = sums[t][c][1];
+      tile[row * kPitch + column + 8] = sums[t][c][2];
+      tile[(row + 1) * kPitch + column + 8] = sums[t][c][3];
+    }
+  }
+  __syncthreads();
+  const int splits = gridDim.z, left = min(kRows, rows - first_row), column = blockIdx.x * 128 + threadIdx.x;
+  if (splits == 1) {
+    for (int row = 0; row < left; ++row) {
+      if (column < n_total) {
+        out[static_cast<size_t>(first_row + row) * n_total + column] = from_float(tile[row * kPitch + threadIdx.x]);
+      }
+    }
+    return;
+  }
+  const size_t part = static_cast<size_t>(rows) * n_total;
+  float* own_part = parts + blockIdx.z * part;
+  for (int row = 0; row < left; ++row) {
+    if (column < n_total) {
+      own_part[static_cast<size_t>(first_row + row) * n_total + column] = tile[row * kPitch + threadIdx.x];
+    }
+  }
+  __threadfence();
+  __syncthreads();
+  __shared__ bool is_last;
+  u32* counter = counters + blockIdx.y * gridDim.x + blockIdx.x;
+  if (threadIdx.x == 0) {
+    is_last = atomicAdd(counter, 1u) == static_cast<u32>(splits) - 1;
+  }
+  __syncthreads();
+  if (!is_last) {
+    return;
+  }
+  __threadfence();
+  for (int row = 0; row < left; ++row) {
+    if (column < n_total) {
+      size_t at = static_cast<size_t>(first_row + row) * n_total + column;
+      float sum = 0.0f;
+      for (int split = 0; split < splits; ++split) {
+        sum += __ldcg(parts + split * part + at);
+      }
+      out[at] = from_float(sum);
+    }
+  }
+  if (threadIdx.x == 0) {
+    *counter = 0;
+  }
+}
+
+#define MANY_ROWS(NAME, COLUMNS)                                                                                            \
+  extern "C" __global__ void __launch_bounds__(128) NAME(                                                                   \
+      const u8* w, const u16* scales, const u16* biases, const u16* x, u16* out, float* parts, u32* counters, int n, int k, \
+      int rows, int steps_each) {                                                                                           \
+    let_next_start();                                                                                                       \
+    many_rows<WEIGHT_BITS, COLUMNS>(                                                                                                     \
+        w, Quant{scales, biases, k / GROUP_SIZE}, x, out, parts, counters, n, k, rows, steps_each);          \
+  }
+MANY_ROWS(many_rows_16, 2)
+MANY_ROWS(many_rows_32, 4)
+MANY_ROWS(many_rows_64, 8)
+
+#if WEIGHT_BITS < 16
+// A quantised weight in full, for products with many rows and for rows of an embedding.
+extern "C" __global__ void expand_all(
+    const u32* w, const u16* scales, const u16* biases, u16* out, u64 words) {
+  let_next_start();
+  wait_for_inputs();
+  for (u64 i = blockIdx.x * static_cast<u64>(blockDim.x) + threadIdx.x; i < words; i += static_cast<u64>(gridDim.x) * blockDim.x) {
+    u32 packed = w[i];
+    constexpr int kValues = 32 / WEIGHT_BITS;
+    u64 group = i * kValues / GROUP_SIZE;
+    float s = to_float(scales[group]), b = to_float(biases[group]);
+    u32 pairs[kValues / 2];
+#pragma unroll
+    for (int p = 0; p < kValues / 2; ++p) {
+      float low = static_cast<float>((packed >> (2 * p * WEIGHT_BITS)) & ((1u << WEIGHT_BITS) - 1));
+      float high = static_cast<float>((packed >> ((2 * p + 1) * WEIGHT_BITS)) & ((1u << WEIGHT_BITS) - 1));
+      pairs[p] = pack(fmaf(low, s, b), fmaf(high, s, b));
+    }
+    if constexpr (WEIGHT_BITS == 4) {
+      reinterpret_cast<uint4*>(out)[i] = make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]);
+    } else {
+      reinterpret_cast<uint2*>(out)[i] = make_uint2(pairs[0], pairs[1]);
+    }
+  }
+}
+#endif

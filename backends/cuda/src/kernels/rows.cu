@@ -1,0 +1,160 @@
+// Operations row by row: norm, rotary embedding, gated activations, sums, gathered rows, conversions, keys and values into the pool.
+
+template <int THREADS>
+__device__ __forceinline__ float sum_of_block(float v) {
+  __shared__ float warps[THREADS / 32];
+#pragma unroll
+  for (int step = 16; step > 0; step /= 2) {
+    v += __shfl_xor_sync(0xFFFFFFFFu, v, step);
+  }
+  if ((threadIdx.x & 31) == 0) {
+    warps[threadIdx.x / 32] = v;
+  }
+  __syncthreads();
+  float sum = 0.0f;
+#pragma unroll
+  for (int i = 0; i < THREADS / 32; ++i) {
+    sum += warps[i];
+  }
+  return sum;
+}
+
+// x / rms(x) * w; `width` is even. Rows of up to 16,384 stay in registers.
+extern "C" __global__ void __launch_bounds__(256) rms_norm(const u32* x, const u32* w, u32* out, int width, float eps) {
+  constexpr int kThreads = 256, kHeld = 32;
+  let_next_start();
+  wait_for_inputs();
+  const int pairs = width / 2;
+  const u32* row = x + static_cast<size_t>(blockIdx.x) * pairs;
+  u32* to = out + static_cast<size_t>(blockIdx.x) * pairs;
+  u32 held[kHeld];
+  float sum = 0.0f;
+#pragma unroll
+  for (int i = 0; i < kHeld; ++i) {
+    int at = i * kThreads + threadIdx.x;
+    held[i] = at < pairs ? row[at] : 0;
+    float a = low_float(held[i]), b = high_float(held[i]);
+    sum += a * a + b * b;
+  }
+  for (int at = kHeld * kThreads + threadIdx.x; at < pairs; at += kThreads) {
+    float a = low_float(row[at]), b = high_float(row[at]);
+    sum += a * a + b * b;
+  }
+  float factor = rsqrtf(sum_of_block<kThreads>(sum) / width + eps);
+  auto scaled = [&](u32 v, int at) {
+    float a = low_float(v) * factor, b = high_float(v) * factor;
+    if (w != nullptr) {
+      a *= low_float(w[at]);
+      b *= high_float(w[at]);
+    }
+    return pack(a, b);
+  };
+#pragma unroll
+  for (int i = 0; i < kHeld; ++i) {
+    int at = i * kThreads + threadIdx.x;
+    if (at < pairs) {
+      to[at] = scaled(held[i], at);
+    }
+  }
+  for (int at = kHeld * kThreads + threadIdx.x; at < pairs; at += kThreads) {
+    to[at] = scaled(row[at], at);
+  }
+}
+
+// One thread a pair, the heads of a row in a block. `inverse`: the table holds periods instead of frequencies.
+extern "C" __global__ void __launch_bounds__(256) rope(
+    const u16* x, const int* positions, const float* table, u16* out, int heads, int width, int dims, int interleaved,
+    int inverse, float scale) {
+  let_next_start();
+  wait_for_inputs();
+  const int half = dims / 2, own = width - half;
+  const size_t row = static_cast<size_t>(blockIdx.x) * heads * width;
+  const float position = positions[blockIdx.x] * scale;
+  for (int i = blockIdx.y * blockDim.x + threadIdx.x; i < heads * own; i += gridDim.y * blockDim.x) {
+    int head = i / own, at = i % own;
+    const u16* from = x + row + static_cast<size_t>(head) * width;
+    u16* to = out + row + static_cast<size_t>(head) * width;
+    if (at >= half) {
+      to[half + at] = from[half + at];
+      continue;
+    }
+    float frequency = table[at];
+    float angle = inverse ? position / frequency : position * frequency;
+    float sine, cosine;
+    sincosf(angle, &sine, &cosine);
+    int first = interleaved ? 2 * at : at, second = interleaved ? 2 * at + 1 : at + half;
+    float a = to_float(from[first]), b = to_float(from[second]);
+    to[first] = from_float(a * cosine - b * sine);
+    to[second] = from_float(a * sine + b * cosine);
+  }
+}
+
+template <typename F>
+__device__ __forceinline__ void each_pair(const u32* a, const u32* b, u32* out, u64 pairs, u64 period, F f) {
+  let_next_start();
+  wait_for_inputs();
+  for (u64 i = blockIdx.x * static_cast<u64>(blockDim.x) + threadIdx.x; i < pairs; i += static_cast<u64>(gridDim.x) * blockDim.x) {
+    u32 x = a[i], y = b[period == pairs ? i : i % period];
+    out[i] = pack(f(low_float(x), low_float(y)), f(high_float(x), high_float(y)));
+  }
+}
+
+// Kinds as in the operation table: 1 SiLU, 2 GELU, 3 GELU by tanh, 4 ReLU.
+extern "C" __global__ void glu(const u32* gate, const u32* up, u32* out, u64 pairs, int kind) {
+  each_pair(gate, up, out, pairs, pairs, [kind](float g, float u) {
+    if (kind == 1) {
+      return g / (1.0f + __expf(-g)) * u;
+    }
+    if (kind == 2) {
+      return 0.5f * g * (1.0f + erff(g * 0.70710678f)) * u;
+    }
+    if (kind == 3) {
+      return 0.5f * g * (1.0f + tanhf(0.79788456f * (g + 0.044715f * g * g * g))) * u;
+    }
+    return fmaxf(g, 0.0f) * u;
+  });
+}
+
+// Kinds: 0 sum, 1 difference, 2 product. `b` has `period` pairs, which are used again and again.
+extern "C" __global__ void combine(const u32* a, const u32* b, u32* out, u64 pairs, u64 period, int kind) {
+  each_pair(a, b, out, pairs, period, [kind](float x, float y) { return kind == 0 ? x + y : kind == 1 ? x - y : x * y; });
+}
+
+extern "C" __global__ void widen(const u32* x, float2* out, u64 pairs) {
+  let_next_start();
+  wait_for_inputs();
+  for (u64 i = blockIdx.x * static_cast<u64>(blockDim.x) + threadIdx.x; i < pairs; i += static_cast<u64>(gridDim.x) * blockDim.x) {
+    out[i] = make_float2(low_float(x[i]), high_float(x[i]));
+  }
+}
+
+// Rows of a table, in words of 4 bytes. Indices outside it give the nearest row: the host has checked those of tokens.
+extern "C" __global__ void take_rows(const u32* table, const u32* indices, u32* out, int words, int table_rows, int is_signed) {
+  let_next_start();
+  wait_for_inputs();
+  long long index = is_signed ? static_cast<int>(indices[blockIdx.x]) : static_cast<long long>(indices[blockIdx.x]);
+  if (index < 0) {
+    index += table_rows;
+  }
+  index = min(max(index, 0LL), static_cast<long long>(table_rows) - 1);
+  for (int i = blockIdx.y * blockDim.x + threadIdx.x; i < words; i += gridDim.y * blockDim.x) {
+    out[static_cast<size_t>(blockIdx.x) * words + i] = table[static_cast<size_t>(index) * words + i];
+  }
+}
+
+// Keys and values of a step into the pools: rows of `key_words` and `value_words` words of 4 bytes.
+extern "C" __global__ void append(
+    const u32* keys, const u32* values, u32* key_pool, u32* value_pool, const int* slots, int key_words, int value_words,
+    int pool_rows) {
+  let_next_start();
+  wait_for_inputs();
+  int row = blockIdx.x, slot = slots[row];
+  if (slot >= 0 && slot < pool_rows) {
+    for (int i = threadIdx.x; i < key_words; i += blockDim.x) {
+      key_pool[static_cast<size_t>(slot) * key_words + i] = keys[static_cast<size_t>(row) * key_words + i];
+    }
+    for (int i = threadIdx.x; i < value_words; i += blockDim.x) {
+      value_pool[static_cast<size_t>(slot) * value_words + i] = values[static_cast<size_t>(row) * value_words + i];
+    }
+  }
+}

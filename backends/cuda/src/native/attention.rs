@@ -1,0 +1,309 @@
+//! Attention over the paged pool, which is written in place.
+
+use core::ffi::c_void;
+
+use mlxcel_abi::ops::BackendOps;
+use mlxcel_abi::ops_args::PagedAttentionArgs;
+use mlxcel_abi::{DType, ErrorObj, Result, Status, Tensor};
+use mlxcel_backend_mlx::native::View;
+use mlxcel_backend_mlx::stream::Device;
+
+use super::{COUNTERS, Outcome, State, attempt, is_half, is_plain, small};
+use crate::driver::{Arguments, Shape};
+use crate::kernels::Text;
+
+/// Query rows of a block of `prefill_rows`.
+const TILE: usize = 64;
+/// Query heads that share a key head, as `decode_rows` is compiled for.
+const GROUPS: [u32; 5] = [8, 4, 3, 2, 1];
+/// Most parts that a sequence is divided into.
+const MOST_SPLITS: usize = 64;
+/// Keys below which another part does not pay.
+const LEAST_KEYS: usize = 128;
+
+pub(super) fn install(table: &mut BackendOps) {
+    table.paged_attention = paged_attention;
+}
+
+unsafe extern "C" fn paged_attention(
+    ctx: *mut c_void,
+    args: *const PagedAttentionArgs,
+    out: *mut [Tensor; 3],
+    err: *mut *mut ErrorObj,
+) -> Status {
+    let kernel = |device: Device<'_>, state: &mut State| {
+        if out.is_null() {
+            return Ok(Outcome::Pass);
+        }
+        // SAFETY: the slot's contract: a live argument struct.
+        let args = unsafe { PagedAttentionArgs::read(args) }?;
+        // SAFETY: the slot's contract: the boundaries are as many as it says.
+        match unsafe { attend(device, state, &args) }? {
+            Some(made) => {
+                // SAFETY: not null, and the caller's to write.
+                unsafe { out.write(made) };
+                Ok(Outcome::Done)
+            }
+            None => Ok(Outcome::Pass),
+        }
+    };
+    // SAFETY: the slot's contract; the fallback is a slot of the same table and context.
+    unsafe {
+        match attempt(ctx, err, kernel) {
+            Ok(status) => status,
+            Err(mlx) => (mlx.paged_attention)(ctx, args, out, err),
+        }
+    }
+}
+
+fn integers(device: &Device<'_>, state: &State, t: Tensor) -> Result<Option<View>> {
+    let view = state.input(device, t)?;
+    Ok((is_plain(&view, 4) && view.dtype == DType::I32).then_some(view))
+}
+
+/// The sizes of one call.
+struct Sizes {
+    rows: i32,
+    heads: i32,
+    kv_heads: i32,
+    width: u32,
+    page_size: i32,
+    pages: i32,
+    table_width: i32,
+}
+
+fn sizes(views: [&View; 5], page_table: &View, slots: &View, positions: &View) -> Option<Sizes> {
+    let [q, k, v, k_pool, v_pool] = views;
+    let (&[rows, heads, width], &[k_rows, kv_heads, k_width]) = (q.shape(), k.shape()) else {
+        return None;
+    };
+    let &[pages, page_size, pool_heads, pool_width] = k_pool.shape() else {
+        return None;
+    };
+    let &[_, table_width] = page_table.shape() else {
+        return None;
+    };
+    let fits = k_rows == rows
+        && v.shape() == k.shape()
+        && v_pool.shape() == k_pool.shape()
+        && [k_width, pool_width] == [width; 2]
+        && pool_heads == kv_heads
+        && heads % kv_heads == 0
+        && heads / kv_heads <= TILE as i64
+        && matches!(width, 64 | 128 | 256)
+        && (page_size as u64).is_power_of_two()
+        && slots.shape() == [rows]
+        && positions.shape() == [rows]
+        && table_width > 0
+        && small(pages * page_size).is_some()
+        && small(table_width * page_size).is_some();
+    fits.then_some(())?;
+    Some(Sizes {
+        rows: small(rows)?,
+        heads: small(heads)?,
+        kv_heads: small(kv_heads)?,
+        width: width as u32,
+        page_size: small(page_size)?,
+        pages: small(pages)?,
+        table_width: small(table_width)?,
+    })
+}
+
+/// Whether there are sequences with one row, and with more; without boundaries every row is taken by itself.
+///
+/// # Safety
+/// `row_starts` is null or has `n_sequences + 1` values.
+unsafe fn shape_of_step(args: &PagedAttentionArgs) -> (bool, bool) {
+    if args.row_starts.is_null() {
+        return (true, false);
+    }
+    // SAFETY: forwarded to the caller.
+    let starts =
+        unsafe { core::slice::from_raw_parts(args.row_starts, args.n_sequences as usize + 1) };
+    let lengths = || {
+        starts
+            .windows(2)
+            .filter_map(|pair| pair.last()?.checked_sub(*pair.first()?))
+    };
+    (lengths().any(|n| n == 1), lengths().any(|n| n > 1))
+}
+
+/// # Safety
+/// As for [`shape_of_step`].
+unsafe fn attend(
+    device: Device<'_>,
+    state: &mut State,
+    args: &PagedAttentionArgs,
+) -> Result<Option<[Tensor; 3]>> {
+    let is_plain_form = args.selection.is_none()
+        && [args.latent_dim, args.read_only, args.chunk] == [0; 3]
+        && args.softcap >= 0.0
+        && small(i64::from(args.window)).is_some();
+    let (q, _) = device.view(args.q)?;
+    if !is_plain_form || !is_half(q.dtype) {
+        return Ok(None);
+    }
+    let views = [args.q, args.k, args.v, args.k_pool, args.v_pool].map(|t| state.input(&device, t));
+    let [q, k, v, k_pool, v_pool] = views;
+    let (q, k, v, k_pool, v_pool) = (q?, k?, v?, k_pool?, v_pool?);
+    let all = [&q, &k, &v, &k_pool, &v_pool];
+    let same = all
+        .iter()
+        .all(|view| view.dtype == q.dtype && is_plain(view, 16));
+    let (Some(slots), Some(sequences), Some(positions), Some(page_table), true) = (
+        integers(&device, state, args.slots)?,
+        integers(&device, state, args.row_sequences)?,
+        integers(&device, state, args.positions)?,
+        integers(&device, state, args.page_table)?,
+        same,
+    ) else {
+        return Ok(None);
+    };
+    let Some(sizes) = sizes(all, &page_table, &slots, &positions) else {
+        return Ok(None);
+    };
+    let sinks = if args.sinks.is_none() {
+        0
+    } else {
+        let sinks = state.input(&device, args.sinks)?;
+        if sinks.dtype != q.dtype
+            || !is_plain(&sinks, 2)
+            || sinks.shape() != [i64::from(sizes.heads)]
+        {
+            return Ok(None);
+        }
+        sinks.data as usize
+    };
+    let (t, out) = state.output(&device, q.dtype, q.shape())?;
+    append(state, &k, &v, &k_pool, &v_pool, &slots, &sizes)?;
+    // SAFETY: forwarded to the caller.
+    let (has_alone, has_more) = unsafe { shape_of_step(args) };
+    let per_key = (sizes.heads / sizes.kv_heads) as u32;
+    let group = GROUPS
+        .into_iter()
+        .find(|g| per_key.is_multiple_of(*g) && (sizes.width < 256 || *g <= 4))
+        .unwrap_or(1);
+    let text = Text::Attention {
+        width: sizes.width,
+        group,
+    };
+    let prefills = has_more && sizes.width <= 128;
+    let arguments = |parts: usize, counters: usize| {
+        Arguments::new()
+            .wide(q.data as usize)
+            .wide(k_pool.data as usize)
+            .wide(v_pool.data as usize)
+            .wide(sequences.data as usize)
+            .wide(positions.data as usize)
+            .wide(page_table.data as usize)
+            .wide(sinks)
+            .wide(out)
+            .wide(parts)
+            .wide(counters)
+            .int(sizes.rows)
+            .int(sizes.heads)
+            .int(sizes.kv_heads)
+            .int(sizes.page_size.trailing_zeros() as i32)
+            .int(sizes.table_width)
+            .int(sizes.pages)
+            .int(args.window as i32)
+            .float(args.scale)
+            .float(args.softcap)
+            .int(i32::from(prefills))
+    };
+    if has_alone || !prefills {
+        let blocks = sizes.heads as usize / group as usize;
+        let count = blocks * sizes.rows as usize;
+        let keys = (sizes.table_width * sizes.page_size) as usize;
+        let splits = splits(count, keys, state.processors as usize);
+        let parts = if splits > 1 {
+            let of_row = sizes.heads as usize * splits * (sizes.width as usize + 2);
+            state.scratch(sizes.rows as usize * of_row * size_of::<f32>())?
+        } else {
+            0
+        };
+        let shape = Shape {
+            grid: [splits as u32, blocks as u32, sizes.rows as u32],
+            threads: 128,
+            shared_bytes: 0,
+        };
+        let arguments = arguments(parts, state.counters);
+        // SAFETY: shapes were checked; the scratch holds a part of every row, head and split.
+        unsafe { state.launch(text, q.dtype, "decode_rows", &shape, 0, arguments) }?;
+    }
+    if prefills {
+        let tokens_each = TILE / per_key as usize;
+        let shape = Shape {
+            grid: [
+                (sizes.rows as usize).div_ceil(tokens_each) as u32,
+                sizes.kv_heads as u32,
+                1,
+            ],
+            threads: 128,
+            shared_bytes: 4 * TILE as u32 * sizes.width * 2,
+        };
+        let arguments = arguments(0, 0);
+        // SAFETY: shapes were checked.
+        unsafe {
+            state.launch(
+                text,
+                q.dtype,
+                "prefill_rows",
+                &shape,
+                shape.shared_bytes,
+                arguments,
+            )
+        }?;
+    }
+    Ok(Some([
+        t,
+        device.retain(args.k_pool)?,
+        device.retain(args.v_pool)?,
+    ]))
+}
+
+/// Parts of a sequence: enough blocks to fill the device twice, each with enough keys.
+fn splits(blocks: usize, keys: usize, processors: usize) -> usize {
+    if blocks > COUNTERS {
+        return 1;
+    }
+    let to_fill = (2 * processors) / blocks.max(1);
+    to_fill.min(keys.div_ceil(LEAST_KEYS)).clamp(1, MOST_SPLITS)
+}
+
+fn append(
+    state: &mut State,
+    k: &View,
+    v: &View,
+    k_pool: &View,
+    v_pool: &View,
+    slots: &View,
+    sizes: &Sizes,
+) -> Result<()> {
+    let words = sizes.kv_heads * sizes.width as i32 / 2;
+    let arguments = Arguments::new()
+        .wide(k.data as usize)
+        .wide(v.data as usize)
+        .wide(k_pool.data as usize)
+        .wide(v_pool.data as usize)
+        .wide(slots.data as usize)
+        .int(words)
+        .int(words)
+        .int(sizes.pages * sizes.page_size);
+    let shape = Shape::line(sizes.rows as u32, 128);
+    // SAFETY: the pools are the caller's to give: the slot may write into them. Slots outside are skipped.
+    unsafe { state.launch(Text::Rows, DType::BF16, "append", &shape, 0, arguments) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::splits;
+
+    #[test]
+    fn short_sequences_and_full_devices_are_not_divided() {
+        assert_eq!(splits(8, 32, 132), 1);
+        assert_eq!(splits(512, 4096, 132), 1);
+        assert_eq!(splits(8, 4096, 132), 32);
+        assert_eq!(splits(1, 1 << 20, 132), 64);
+    }
+}

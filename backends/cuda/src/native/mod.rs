@@ -1,0 +1,304 @@
+//! Our kernels in place of MLX's, slot by slot.
+//!
+//! A node of MLX's graph costs the host some 8 microseconds; a launch costs two. So these slots submit at once to MLX's own
+//! stream, into memory of our own pool, and give arrays that are ready in stream order (docs/adr/0012). Whatever a kernel does not
+//! take (other dtypes, strided inputs, odd forms) goes to the slot it replaced, with the same result.
+
+mod attention;
+mod movement;
+mod products;
+mod rows;
+mod transfer;
+
+use core::cell::RefCell;
+use core::ffi::c_void;
+use std::collections::HashMap;
+use std::rc::Rc;
+use std::sync::Arc;
+
+use mlxcel_abi::error::report;
+use mlxcel_abi::guard::catch;
+use mlxcel_abi::ops::BackendOps;
+use mlxcel_abi::{AbiError, DType, ErrorObj, Result, Status, Tensor, status};
+use mlxcel_backend_mlx::Kernels as Hooks;
+use mlxcel_backend_mlx::native::View;
+use mlxcel_backend_mlx::stream::{self, Device};
+
+use crate::driver::{Arguments, Driver, Shape, Stream};
+use crate::kernels::{Kernels, Text};
+use crate::memory::Pool;
+
+/// Hooks for the backend's description.
+pub(crate) const KERNELS: Hooks = Hooks { install, remove };
+
+/// First generation with bf16 on tensor cores and copies that do not wait.
+const LEAST_ARCHITECTURE: i32 = 80;
+/// Generation on which a kernel may start before the one before it ends.
+const EARLY_START_ARCHITECTURE: i32 = 90;
+/// `CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT` and the two parts of the compute capability.
+const ATTRIBUTE_PROCESSORS: i32 = 16;
+const ATTRIBUTE_MAJOR: i32 = 75;
+const ATTRIBUTE_MINOR: i32 = 76;
+/// Blocks of one launch that can add their parts together.
+const COUNTERS: usize = 1 << 16;
+
+/// What the kernels of one open backend keep between calls.
+pub(crate) struct State {
+    ctx: usize,
+    /// The slots that were replaced.
+    mlx: Rc<BackendOps>,
+    driver: &'static Driver,
+    stream: Stream,
+    pool: Arc<Pool>,
+    kernels: Kernels,
+    /// Multiprocessors.
+    processors: u32,
+    starts_early: bool,
+    /// Partial sums of a launch: address and size.
+    scratch: (usize, usize),
+    /// Expanded weights of the product under way: address and size.
+    expanded: (usize, usize),
+    /// `COUNTERS` zeros; whoever counts leaves zeros behind.
+    counters: usize,
+    /// Frequencies of rotary embeddings by dimensions and base.
+    frequencies: HashMap<(u32, u32), usize>,
+}
+
+thread_local! {
+    /// States of the backends opened on this thread.
+    static STATES: RefCell<Vec<State>> = const { RefCell::new(Vec::new()) };
+}
+
+fn install(table: &mut BackendOps, _settings: &mlxcel_backend_mlx::KernelSettings) -> Result<()> {
+    let driver = Driver::get()?;
+    let device = stream::device_index();
+    let architecture = 10 * driver.attribute(ATTRIBUTE_MAJOR, device)?
+        + driver.attribute(ATTRIBUTE_MINOR, device)?;
+    if architecture < LEAST_ARCHITECTURE {
+        return Ok(());
+    }
+    driver.use_device(device)?;
+    let stream = stream::stream()? as Stream;
+    let pool = Pool::new(stream, device);
+    let (counters, bytes) = pool.take(driver, COUNTERS * size_of::<u32>())?;
+    // SAFETY: memory of that size.
+    unsafe { driver.zero(counters, bytes, stream) }?;
+    let state = State {
+        ctx: table.ctx as usize,
+        mlx: Rc::new(*table),
+        driver,
+        stream,
+        pool,
+        kernels: Kernels::new(architecture),
+        processors: driver.attribute(ATTRIBUTE_PROCESSORS, device)?.max(1) as u32,
+        starts_early: architecture >= EARLY_START_ARCHITECTURE,
+        scratch: (0, 0),
+        expanded: (0, 0),
+        counters,
+        frequencies: HashMap::new(),
+    };
+    STATES.with_borrow_mut(|states| states.push(state));
+    transfer::install(table);
+    movement::install(table);
+    products::install(table);
+    rows::install(table);
+    attention::install(table);
+    Ok(())
+}
+
+fn remove(ctx: *mut c_void) {
+    STATES.with_borrow_mut(|states| {
+        for state in states.iter().filter(|state| state.ctx == ctx as usize) {
+            // An error here has nobody to be told to: the backend is being closed.
+            let _ = state.driver.synchronize(state.stream);
+            state.pool.close(state.driver);
+        }
+        states.retain(|state| state.ctx != ctx as usize);
+    });
+}
+
+impl State {
+    /// Where an input is. Memory of MLX's is kept until the kernels of this step are done.
+    fn input(&self, device: &Device<'_>, t: Tensor) -> Result<View> {
+        let (view, is_foreign) = device.view(t)?;
+        if is_foreign {
+            device.hold(t)?;
+        }
+        Ok(view)
+    }
+
+    /// A new tensor that a kernel fills.
+    fn output(&self, device: &Device<'_>, dtype: DType, shape: &[i64]) -> Result<(Tensor, usize)> {
+        let elements = shape
+            .iter()
+            .try_fold(1_usize, |n, &dim| n.checked_mul(usize::try_from(dim).ok()?));
+        let bytes = elements.and_then(|n| n.checked_mul(dtype.size_bytes()));
+        let bytes = bytes.ok_or_else(|| {
+            AbiError::invalid(format!("a tensor of shape {shape:?} is not possible"))
+        })?;
+        if bytes >= 1 << 16 {
+            device.check_room(self.pool.figures().used + bytes as u64)?;
+        }
+        let block = self.pool.lend(self.driver, bytes)?;
+        Ok((device.wrap(&block, dtype, shape)?, block.address))
+    }
+
+    /// Memory for partial sums, used by one launch after another.
+    fn scratch(&mut self, bytes: usize) -> Result<usize> {
+        let State {
+            pool,
+            driver,
+            scratch,
+            ..
+        } = self;
+        larger(pool, driver, scratch, bytes)
+    }
+
+    /// Memory for an expanded weight, used by one product after another.
+    fn expanded(&mut self, bytes: usize) -> Result<usize> {
+        let State {
+            pool,
+            driver,
+            expanded,
+            ..
+        } = self;
+        larger(pool, driver, expanded, bytes)
+    }
+
+    /// Submits a kernel of a text for elements of `dtype`.
+    ///
+    /// # Safety
+    /// As for [`Driver::launch`].
+    unsafe fn launch(
+        &mut self,
+        text: Text,
+        dtype: DType,
+        name: &'static str,
+        shape: &Shape,
+        most_shared_bytes: u32,
+        mut arguments: Arguments,
+    ) -> Result<()> {
+        let function = self
+            .kernels
+            .get(self.driver, text, dtype, name, most_shared_bytes)?;
+        // SAFETY: forwarded to the caller.
+        unsafe {
+            self.driver.launch(
+                function,
+                shape,
+                &mut arguments,
+                self.stream,
+                self.starts_early,
+            )
+        }
+    }
+}
+
+/// A block of at least `bytes` in place of the one held, which goes back: what uses it was submitted before.
+fn larger(
+    pool: &Arc<Pool>,
+    driver: &Driver,
+    held: &mut (usize, usize),
+    bytes: usize,
+) -> Result<usize> {
+    if held.1 < bytes {
+        if held.1 > 0 {
+            pool.put(held.0, held.1);
+            *held = (0, 0);
+        }
+        *held = pool.take(driver, bytes)?;
+    }
+    Ok(held.0)
+}
+
+/// What a kernel made of a call.
+enum Outcome {
+    /// It was submitted.
+    Done,
+    /// The call is not for it.
+    Pass,
+}
+
+/// Runs `kernel`; gives the replaced slot's table when the call is not for it, or its status.
+///
+/// # Safety
+/// `ctx` and `err` as for every slot of the table.
+unsafe fn attempt(
+    ctx: *mut c_void,
+    err: *mut *mut ErrorObj,
+    kernel: impl FnOnce(Device<'_>, &mut State) -> Result<Outcome>,
+) -> core::result::Result<Status, Rc<BackendOps>> {
+    // Where there is no state, this is not the backend's thread; any table's slot says so.
+    let mut fallback = None;
+    let outcome = catch(|| {
+        STATES.with(|states| {
+            let mut states = states
+                .try_borrow_mut()
+                .map_err(|_| AbiError::internal("a kernel was called from within a kernel"))?;
+            let Some(state) = states.iter_mut().find(|state| state.ctx == ctx as usize) else {
+                return Ok(Outcome::Pass);
+            };
+            fallback = Some(Rc::clone(&state.mlx));
+            // SAFETY: the slot's contract.
+            kernel(unsafe { Device::from_raw(ctx) }?, state)
+        })
+    });
+    match (outcome, fallback) {
+        (Ok(Outcome::Done), _) => Ok(status::OK),
+        // SAFETY: the slot's contract.
+        (Err(error), _) if error.code == status::INTERNAL => Ok(unsafe { report(err, error) }),
+        // Anything else that is wrong with a call is for the replaced slot to say.
+        (_, Some(mlx)) => Err(mlx),
+        (_, None) => Err(Rc::new(mlxcel_backend_mlx::plain_table())),
+    }
+}
+
+/// A slot that tries a kernel with one result and falls back to the slot it replaces.
+macro_rules! slot {
+    ($name:ident($($arg:ident : $ty:ty),* $(,)?) |$device:ident, $state:ident| $body:expr) => {
+        unsafe extern "C" fn $name(
+            ctx: *mut core::ffi::c_void,
+            $($arg: $ty,)*
+            out: *mut mlxcel_abi::Tensor,
+            err: *mut *mut mlxcel_abi::ErrorObj,
+        ) -> mlxcel_abi::Status {
+            let kernel = |$device: mlxcel_backend_mlx::stream::Device<'_>, $state: &mut $crate::native::State| {
+                if out.is_null() {
+                    return Ok($crate::native::Outcome::Pass);
+                }
+                let made: mlxcel_abi::Result<Option<mlxcel_abi::Tensor>> = $body;
+                match made? {
+                    Some(t) => {
+                        // SAFETY: not null, and the caller's to write.
+                        unsafe { out.write(t) };
+                        Ok($crate::native::Outcome::Done)
+                    }
+                    None => Ok($crate::native::Outcome::Pass),
+                }
+            };
+            // SAFETY: the slot's contract; the fallback is a slot of the same table and context.
+            unsafe {
+                match $crate::native::attempt(ctx, err, kernel) {
+                    Ok(status) => status,
+                    Err(mlx) => (mlx.$name)(ctx, $($arg,)* out, err),
+                }
+            }
+        }
+    };
+}
+use slot;
+
+/// Whether elements are of a half type.
+fn is_half(dtype: DType) -> bool {
+    matches!(dtype, DType::F16 | DType::BF16)
+}
+
+/// Whether a view is of contiguous elements that start at a multiple of `alignment` bytes.
+fn is_plain(view: &View, alignment: usize) -> bool {
+    view.is_contiguous && !view.is_empty() && (view.data as usize).is_multiple_of(alignment)
+}
+
+/// A number that kernels take in 32 bits, or none.
+fn small(value: i64) -> Option<i32> {
+    i32::try_from(value).ok()
+}

@@ -1,0 +1,502 @@
+//! Products with plain and quantised weights, and the expansion of quantised rows.
+//!
+//! Up to 8 rows of activations a kernel reads weights straight into the tensor cores' registers; up to `MOST_ROWS` one shares the
+//! activations through shared memory; beyond that a quantised weight is expanded once for MLX's product.
+
+use mlxcel_abi::kinds::quant;
+use mlxcel_abi::ops::BackendOps;
+use mlxcel_abi::ops_args::{QuantizedMatmulArgs, QuantizedWeight};
+use mlxcel_abi::{DType, Result, Tensor, status};
+use mlxcel_backend_mlx::native::View;
+use mlxcel_backend_mlx::stream::Device;
+
+use super::{COUNTERS, State, is_half, is_plain, slot, small};
+use crate::driver::{Arguments, Shape};
+use crate::kernels::Text;
+
+/// Rows that `few_rows` takes.
+const FEW_ROWS: usize = 8;
+/// Rows up to which a kernel of ours is faster than MLX's product, by bits of the weight.
+const MOST_ROWS: usize = 128;
+const MOST_ROWS_PLAIN: usize = 64;
+/// For the text of plain products, which does not use it.
+const PLAIN_GROUP_SIZE: u32 = 64;
+/// Most bytes of an expanded weight.
+const MOST_EXPANDED_BYTES: usize = 1 << 30;
+/// Shared memory of a block, at most, on every device that we know.
+const MOST_SHARED_BYTES: u32 = 160 << 10;
+
+pub(super) fn install(table: &mut BackendOps) {
+    table.quantized_matmul = quantized_matmul;
+    table.gather_quantized_matmul = gather_quantized_matmul;
+    table.matmul = matmul;
+    table.dequantize = dequantize;
+}
+
+slot!(quantized_matmul(args: *const QuantizedMatmulArgs) |device, state| {
+    // SAFETY: the slot's contract: a live argument struct.
+    quantized(device, state, &unsafe { QuantizedMatmulArgs::read(args) }?)
+});
+slot!(gather_quantized_matmul(args: *const QuantizedMatmulArgs) |device, state| {
+    // SAFETY: the slot's contract: a live argument struct.
+    chosen(device, state, &unsafe { QuantizedMatmulArgs::read(args) }?)
+});
+slot!(matmul(a: Tensor, b: Tensor) |device, state| plain(device, state, a, b));
+slot!(dequantize(w: *const QuantizedWeight, dtype: DType) |device, state| {
+    // SAFETY: the slot's contract: a live argument struct.
+    expand(device, state, &unsafe { QuantizedWeight::read(w) }?, dtype)
+});
+
+/// A weight that the kernels take, all leading axes as rows.
+#[derive(Debug, Clone, Copy)]
+struct Weight {
+    words: usize,
+    scales: usize,
+    biases: usize,
+    bits: u32,
+    group_size: u32,
+    rows: usize,
+    columns: usize,
+}
+
+impl Weight {
+    fn text(&self) -> Text {
+        Text::Product {
+            bits: self.bits,
+            group_size: self.group_size,
+        }
+    }
+}
+
+fn weight(
+    device: &Device<'_>,
+    state: &State,
+    w: &QuantizedWeight,
+    dtype: DType,
+) -> Result<Option<(Weight, View)>> {
+    let known = w.spec.mode == quant::AFFINE
+        && matches!(w.spec.bits, 4 | 8)
+        && matches!(w.spec.group_size, 32 | 64 | 128)
+        && !w.biases.is_none();
+    if !known {
+        return Ok(None);
+    }
+    let (words, scales, biases) = (
+        state.input(device, w.weight)?,
+        state.input(device, w.scales)?,
+        state.input(device, w.biases)?,
+    );
+    let rank = words.shape().len();
+    let fits = words.dtype == DType::U32
+        && [scales.dtype, biases.dtype] == [dtype; 2]
+        && is_plain(&words, 16)
+        && is_plain(&scales, 4)
+        && is_plain(&biases, 4)
+        && rank >= 2
+        && scales.shape().len() == rank
+        && scales.shape() == biases.shape()
+        && scales.shape().get(..rank - 1) == words.shape().get(..rank - 1);
+    if !fits {
+        return Ok(None);
+    }
+    let groups = scales.shape().last().map_or(0, |n| *n as usize);
+    let columns = groups * w.spec.group_size as usize;
+    let packed = words.shape().last().map_or(0, |n| *n as usize);
+    if packed * 32 != columns * w.spec.bits as usize {
+        return Ok(None);
+    }
+    let found = Weight {
+        words: words.data as usize,
+        scales: scales.data as usize,
+        biases: biases.data as usize,
+        bits: w.spec.bits,
+        group_size: w.spec.group_size,
+        rows: words.len() / packed,
+        columns,
+    };
+    Ok(Some((found, words)))
+}
+
+/// Half-typed activations whose last axis has `columns` elements.
+fn activations(
+    device: &Device<'_>,
+    state: &State,
+    x: Tensor,
+    columns: usize,
+) -> Result<Option<View>> {
+    let view = state.input(device, x)?;
+    let fits = is_half(view.dtype)
+        && is_plain(&view, 16)
+        && view.shape().last() == Some(&(columns as i64));
+    Ok(fits.then_some(view))
+}
+
+fn with_last(shape: &[i64], last: usize) -> Vec<i64> {
+    let mut shape = shape.to_vec();
+    if let Some(end) = shape.last_mut() {
+        *end = last as i64;
+    }
+    shape
+}
+
+fn quantized(
+    device: Device<'_>,
+    state: &mut State,
+    args: &QuantizedMatmulArgs,
+) -> Result<Option<Tensor>> {
+    let (x, _) = device.view(args.x)?;
+    if args.transpose != 1 || !is_half(x.dtype) {
+        return Ok(None);
+    }
+    let Some((w, words)) = weight(&device, state, &args.w, x.dtype)? else {
+        return Ok(None);
+    };
+    let Some(x) = activations(&device, state, args.x, w.columns)? else {
+        return Ok(None);
+    };
+    let m = x.len() / w.columns;
+    if words.shape().len() != 2 {
+        return Ok(None);
+    }
+    if m > MOST_ROWS {
+        return through_expansion(device, state, args.x, &w, x.dtype);
+    }
+    multiply(&device, state, &x, &w, m).map(Some)
+}
+
+/// `a @ b` where `b` is the transposed view of a row-major weight.
+fn plain(device: Device<'_>, state: &mut State, a: Tensor, b: Tensor) -> Result<Option<Tensor>> {
+    let (b, _) = {
+        let found = device.view(b)?;
+        if found.1 {
+            device.hold(b)?;
+        }
+        found
+    };
+    let (&[columns, rows], &[1, stride]) = (b.shape(), b.strides()) else {
+        return Ok(None);
+    };
+    let fits = is_half(b.dtype)
+        && stride == columns
+        && columns % 8 == 0
+        && rows > 0
+        && (b.data as usize).is_multiple_of(16);
+    if !fits {
+        return Ok(None);
+    }
+    let Some(x) = activations(&device, state, a, columns as usize)? else {
+        return Ok(None);
+    };
+    let m = x.len() / columns as usize;
+    if x.dtype != b.dtype || x.shape().len() < 2 || m > MOST_ROWS_PLAIN {
+        return Ok(None);
+    }
+    let w = Weight {
+        words: b.data as usize,
+        scales: 0,
+        biases: 0,
+        bits: 16,
+        group_size: PLAIN_GROUP_SIZE,
+        rows: rows as usize,
+        columns: columns as usize,
+    };
+    multiply(&device, state, &x, &w, m).map(Some)
+}
+
+fn multiply(
+    device: &Device<'_>,
+    state: &mut State,
+    x: &View,
+    w: &Weight,
+    m: usize,
+) -> Result<Tensor> {
+    let (t, out) = state.output(device, x.dtype, &with_last(x.shape(), w.rows))?;
+    let start = Arguments::new()
+        .wide(w.words)
+        .wide(w.scales)
+        .wide(w.biases)
+        .wide(x.data as usize)
+        .wide(out);
+    let (n, k, rows) = (w.rows as i32, w.columns as i32, m as i32);
+    if m <= FEW_ROWS {
+        // With more rows the activations weigh more: two groups of 16 columns of the result share them.
+        let (name, each) = if m <= 2 {
+            ("few_rows_1", 16)
+        } else {
+            ("few_rows_2", 32)
+        };
+        let shape = Shape::line(w.rows.div_ceil(each) as u32, 256);
+        let arguments = start.int(n).int(k).int(rows);
+        // SAFETY: the weight has n rows of k values, x m rows of k, the result m of n.
+        unsafe { state.launch(w.text(), x.dtype, name, &shape, 0, arguments) }?;
+        return Ok(t);
+    }
+    let plan = Plan::of(w, m, state.processors);
+    let parts = if plan.splits > 1 {
+        state.scratch(plan.splits * m * w.rows * size_of::<f32>())?
+    } else {
+        0
+    };
+    let arguments = start
+        .wide(parts)
+        .wide(state.counters)
+        .int(n)
+        .int(k)
+        .int(rows)
+        .int(plan.steps_each as i32);
+    let shape = Shape {
+        grid: [plan.tiles.0 as u32, plan.tiles.1 as u32, plan.splits as u32],
+        threads: 128,
+        shared_bytes: plan.shared_bytes,
+    };
+    // SAFETY: as above; the scratch holds a result of every split, the counters one number for every tile.
+    unsafe {
+        state.launch(
+            w.text(),
+            x.dtype,
+            plan.name,
+            &shape,
+            MOST_SHARED_BYTES.max(plan.shared_bytes),
+            arguments,
+        )
+    }?;
+    Ok(t)
+}
+
+/// How `many_rows` divides a product.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Plan {
+    name: &'static str,
+    /// Along the result's columns and rows.
+    tiles: (usize, usize),
+    /// Along the sum.
+    splits: usize,
+    /// Steps of the sum in a split.
+    steps_each: usize,
+    shared_bytes: u32,
+}
+
+impl Plan {
+    /// Enough blocks to fill the device, but each with several steps.
+    fn of(w: &Weight, m: usize, processors: u32) -> Self {
+        const LEAST_STEPS: usize = 4;
+        const MOST_SPLITS: usize = 32;
+        const PROCESSOR_SHARED_BYTES: usize = 220 << 10;
+        let (name, rows_each) = match m {
+            0..=16 => ("many_rows_16", 16),
+            17..=32 => ("many_rows_32", 32),
+            _ => ("many_rows_64", 64),
+        };
+        let depth = if w.bits == 16 { 64 } else { 128 };
+        let bits = w.bits as usize;
+        let stage = 128 * depth * bits / 8 + rows_each * depth * 2;
+        let stages = if 4 * stage <= 72 << 10 { 4 } else { 3 };
+        let shared = (stages * stage).max(rows_each * 132 * 4);
+        let at_once = (PROCESSOR_SHARED_BYTES / (shared + 1024)).clamp(1, 8) * processors as usize;
+        let tiles = (w.rows.div_ceil(128), m.div_ceil(rows_each));
+        let steps = w.columns.div_ceil(depth);
+        let count = tiles.0 * tiles.1;
+        let wanted = (at_once / count)
+            .clamp(1, MOST_SPLITS)
+            .min((steps / LEAST_STEPS).max(1));
+        let wanted = if count <= COUNTERS { wanted } else { 1 };
+        // Scales are read for four steps at a time.
+        let together = if w.bits == 16 { 1 } else { 4 };
+        let steps_each = steps.div_ceil(wanted).next_multiple_of(together);
+        Self {
+            name,
+            tiles,
+            splits: steps.div_ceil(steps_each),
+            steps_each,
+            shared_bytes: shared as u32,
+        }
+    }
+}
+
+/// Expands the weight into memory that all such products share, and lets MLX multiply.
+fn through_expansion(
+    device: Device<'_>,
+    state: &mut State,
+    x: Tensor,
+    w: &Weight,
+    dtype: DType,
+) -> Result<Option<Tensor>> {
+    let bytes = w.rows * w.columns * dtype.size_bytes();
+    if bytes > MOST_EXPANDED_BYTES {
+        return Ok(None);
+    }
+    let out = state.expanded(bytes)?;
+    write_expanded(state, w, dtype, out)?;
+    let shape = [w.rows as i64, w.columns as i64];
+    let expanded = device.wrap(&state.pool.borrowed(out, bytes), dtype, &shape)?;
+    let made = multiply_by(state, x, expanded);
+    device.release(expanded)?;
+    let made = made?;
+    // Submitted now, because the next such product writes the same memory.
+    if let Some(made) = made {
+        device.view(made)?;
+    }
+    Ok(made)
+}
+
+/// MLX's product of `x` and the transpose of `w`, or none when it refuses.
+fn multiply_by(state: &State, x: Tensor, w: Tensor) -> Result<Option<Tensor>> {
+    let ctx = state.ctx as *mut core::ffi::c_void;
+    let (mut turned, mut made) = (Tensor::NONE, Tensor::NONE);
+    let axes = [1_i32, 0];
+    let silent = core::ptr::null_mut();
+    // SAFETY: slots of this backend's own table, called on its thread. An error is found again by the slot that this falls
+    // back to.
+    let code = unsafe {
+        let turned_to = (state.mlx.transpose)(ctx, w, axes.as_ptr(), 2, &raw mut turned, silent);
+        if turned_to != status::OK {
+            return Ok(None);
+        }
+        let code = (state.mlx.matmul)(ctx, x, turned, &raw mut made, silent);
+        (state.mlx.release)(ctx, turned, silent);
+        code
+    };
+    Ok((code == status::OK).then_some(made))
+}
+
+fn write_expanded(state: &mut State, w: &Weight, dtype: DType, out: usize) -> Result<()> {
+    let words = w.rows * w.columns * w.bits as usize / 32;
+    let arguments = Arguments::new()
+        .wide(w.words)
+        .wide(w.scales)
+        .wide(w.biases)
+        .wide(out)
+        .wide(words);
+    let shape = Shape::line(
+        words.div_ceil(256).min(16 * state.processors as usize) as u32,
+        256,
+    );
+    // SAFETY: the result has a value for each of the weight's.
+    unsafe { state.launch(w.text(), dtype, "expand_all", &shape, 0, arguments) }
+}
+
+fn expand(
+    device: Device<'_>,
+    state: &mut State,
+    w: &QuantizedWeight,
+    dtype: DType,
+) -> Result<Option<Tensor>> {
+    if !is_half(dtype) {
+        return Ok(None);
+    }
+    let Some((found, words)) = weight(&device, state, w, dtype)? else {
+        return Ok(None);
+    };
+    let (t, out) = state.output(&device, dtype, &with_last(words.shape(), found.columns))?;
+    write_expanded(state, &found, dtype, out)?;
+    Ok(Some(t))
+}
+
+/// One row of activations for every product: decode steps of a mixture of experts.
+fn chosen(
+    device: Device<'_>,
+    state: &mut State,
+    args: &QuantizedMatmulArgs,
+) -> Result<Option<Tensor>> {
+    /// Beyond these, products of the same expert should share its weight.
+    const MOST_PAIRS: usize = 512;
+    let (x, _) = device.view(args.x)?;
+    if args.transpose != 1
+        || args.rhs_indices.is_none()
+        || args.lhs_indices.is_none()
+        || !is_half(x.dtype)
+    {
+        return Ok(None);
+    }
+    let (lhs, _) = device.view(args.lhs_indices)?;
+    let rank = x.shape().len();
+    let is_one_row = rank >= 2 && x.shape().get(rank - 2) == Some(&1);
+    if !is_one_row || lhs.len() > MOST_PAIRS {
+        return Ok(None);
+    }
+    let Some((w, words)) = weight(&device, state, &args.w, x.dtype)? else {
+        return Ok(None);
+    };
+    let &[experts, n, _] = words.shape() else {
+        return Ok(None);
+    };
+    let Some(x) = activations(&device, state, args.x, w.columns)? else {
+        return Ok(None);
+    };
+    let (lhs, rhs) = (
+        state.input(&device, args.lhs_indices)?,
+        state.input(&device, args.rhs_indices)?,
+    );
+    let fits = [lhs.dtype, rhs.dtype] == [DType::U32; 2]
+        && lhs.shape() == rhs.shape()
+        && is_plain(&lhs, 4)
+        && is_plain(&rhs, 4)
+        && experts > 0;
+    let (Some(n), true) = (small(n), fits) else {
+        return Ok(None);
+    };
+    let shape: Vec<i64> = lhs
+        .shape()
+        .iter()
+        .copied()
+        .chain([1, i64::from(n)])
+        .collect();
+    let (t, out) = state.output(&device, x.dtype, &shape)?;
+    let arguments = Arguments::new()
+        .wide(w.words)
+        .wide(w.scales)
+        .wide(w.biases)
+        .wide(x.data as usize)
+        .wide(out)
+        .wide(lhs.data as usize)
+        .wide(rhs.data as usize)
+        .int(n)
+        .int(w.columns as i32);
+    let launch = Shape {
+        grid: [(n as u32).div_ceil(16), lhs.len() as u32, 1],
+        threads: 256,
+        shared_bytes: 0,
+    };
+    // SAFETY: indices come from the family, which keeps them in range as for MLX's own operation.
+    unsafe { state.launch(w.text(), x.dtype, "few_rows_chosen", &launch, 0, arguments) }?;
+    Ok(Some(t))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn weight(bits: u32, rows: usize, columns: usize) -> Weight {
+        Weight {
+            words: 0,
+            scales: 0,
+            biases: 0,
+            bits,
+            group_size: PLAIN_GROUP_SIZE,
+            rows,
+            columns,
+        }
+    }
+
+    #[test]
+    fn plans_cover_the_sum_and_fit_a_processor() {
+        for bits in [4, 8, 16] {
+            for (rows, columns) in [
+                (64, 64),
+                (1024, 4096),
+                (4096, 14336),
+                (128_256, 4096),
+                (100, 576),
+            ] {
+                for m in [9, 16, 17, 33, 64, 128] {
+                    let plan = Plan::of(&weight(bits, rows, columns), m, 132);
+                    let steps = columns.div_ceil(if bits == 16 { 64 } else { 128 });
+                    assert!(plan.splits * plan.steps_each >= steps, "{plan:?}");
+                    assert!((plan.splits - 1) * plan.steps_each < steps, "{plan:?}");
+                    assert!(plan.shared_bytes <= 227 << 10, "{plan:?}");
+                    assert!(plan.tiles.0 * 128 >= rows && plan.tiles.1 * 64 >= m.min(64));
+                }
+            }
+        }
+    }
+}

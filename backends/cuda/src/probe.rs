@@ -1,0 +1,101 @@
+//! Whether this backend can run here, and on what.
+
+use mlxcel_abi::Result;
+use mlxcel_backend_mlx::serde_json::{Map, Value};
+use mlxcel_backend_mlx::{DeviceKind, DeviceReport, Probe, properties};
+
+use crate::driver::Driver;
+
+/// Higher than the processor's.
+const SCORE: u32 = 100;
+/// Oldest release of CUDA that a driver must have, in the driver's own notation. MLX is built for 12 and 13; its library says
+/// by itself when it finds neither.
+const LEAST_CUDA: i32 = 12_000;
+
+fn refusal(reason: String, details: Map<String, Value>) -> Probe {
+    Probe {
+        score: 0,
+        reason,
+        devices: Vec::new(),
+        details,
+    }
+}
+
+/// Answers without making a stream or a context of ours.
+pub(crate) fn probe() -> Result<Probe> {
+    let mut details = Map::new();
+    details.insert(
+        "mlx_version".to_owned(),
+        Value::from(mlxcel_backend_mlx::mlx_version()),
+    );
+    let driver = match Driver::get() {
+        Ok(driver) => driver,
+        Err(error) => return Ok(refusal(error.message, details)),
+    };
+    let cuda = driver.cuda_version()?;
+    let written = format!("{}.{}", cuda / 1000, cuda % 1000 / 10);
+    details.insert(
+        "driver_cuda_version".to_owned(),
+        Value::from(written.clone()),
+    );
+    if cuda < LEAST_CUDA {
+        let least = format!("{}.{}", LEAST_CUDA / 1000, LEAST_CUDA % 1000 / 10);
+        return Ok(refusal(
+            format!(
+                "the driver knows CUDA {written}, {least} or newer is needed: update NVIDIA's driver"
+            ),
+            details,
+        ));
+    }
+    let count = driver.devices()?;
+    let known = mlxcel_backend_mlx::device_count(DeviceKind::Gpu)?;
+    if count == 0 || known == 0 {
+        return Ok(refusal(
+            format!("the driver shows {count} devices and MLX {known}"),
+            details,
+        ));
+    }
+    let mut devices = Vec::new();
+    for index in 0..count.min(known) {
+        let facts = properties(DeviceKind::Gpu, index)?;
+        let text = |key: &str| facts.get(key).and_then(Value::as_str).unwrap_or_default();
+        let number = |key: &str| facts.get(key).and_then(Value::as_u64).unwrap_or(0);
+        let (major, minor) = (
+            number("compute_capability_major"),
+            number("compute_capability_minor"),
+        );
+        devices.push(DeviceReport {
+            name: format!("cuda:{index}"),
+            description: format!(
+                "{}, compute capability {major}.{minor}",
+                text("device_name")
+            ),
+            total_bytes: number("total_memory"),
+            free_bytes: number("free_memory"),
+        });
+        if index == 0 {
+            details.insert(
+                "compute_capability".to_owned(),
+                Value::from(format!("{major}.{minor}")),
+            );
+            details.insert(
+                "kernels".to_owned(),
+                Value::from(if major >= 8 { "ours" } else { "MLX's" }),
+            );
+            // Older devices have no bf16 arithmetic.
+            let dtype = if major >= 8 { "bf16" } else { "f16" };
+            details.insert("preferred_dtype".to_owned(), Value::from(dtype));
+        }
+    }
+    Ok(Probe {
+        score: SCORE,
+        reason: format!(
+            "{} with CUDA {written}",
+            devices
+                .first()
+                .map_or("", |device| device.description.as_str())
+        ),
+        devices,
+        details,
+    })
+}
