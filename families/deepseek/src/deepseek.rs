@@ -56,7 +56,7 @@ fn read(config: &Config<'_>) -> Result<Settings> {
             n_experts,
             top_k,
             scoring: Scoring::Softmax,
-            selection_bias: false,
+            selection_bias: None,
             groups: None,
             renormalise: config.bool_or("norm_topk_prob", false)?,
             scale: 1.0,

@@ -50,7 +50,7 @@ fn read(config: &Config<'_>) -> Result<(DecoderConfig, LatentConfig, MoeConfig)>
             n_experts,
             top_k,
             scoring: Scoring::Softmax,
-            selection_bias: false,
+            selection_bias: None,
             groups,
             renormalise: false,
             scale: config.float_or("routed_scaling_factor", 1.0, 1e-6..=1e6)?,

@@ -40,7 +40,7 @@ pub(crate) fn read_experts(config: &Config<'_>, decoder: &DecoderConfig) -> Resu
             n_experts,
             top_k,
             scoring: Scoring::Sigmoid,
-            selection_bias: true,
+            selection_bias: Some("e_score_correction_bias"),
             groups: read_groups(config, GroupRank::BestTwo, (8, 4), n_experts, top_k)?,
             renormalise: config.bool_or("norm_topk_prob", true)?,
             scale: config.float_or("routed_scaling_factor", 2.5, 1e-6..=1e6)?,

@@ -114,7 +114,7 @@ fn temperature(config: &Config<'_>, rope: &RopeConfig) -> Result<f64> {
 
 /// A matrix for every head.
 #[derive(Debug, Clone)]
-enum ByHead {
+pub(crate) enum ByHead {
     /// `[heads, in, out]`.
     Plain(Tensor),
     Quantized {
@@ -140,8 +140,40 @@ impl ByHead {
         }
     }
 
+    /// Loads `weight` `[heads * outputs, inputs]`, the heads one after another.
+    pub(crate) fn load_flat(
+        weights: &Weights,
+        heads: usize,
+        inputs: usize,
+        outputs: usize,
+    ) -> Result<Self> {
+        let rows = heads * outputs;
+        let split = |flat: &Tensor| {
+            let columns = flat.dim(1)?;
+            flat.reshape(&[heads as i64, outputs as i64, columns])
+        };
+        match weights.quant()? {
+            Some(spec) => {
+                let flat = quant::load(weights, spec, &[], rows, inputs)?;
+                Ok(Self::Quantized {
+                    weight: QuantizedTensor {
+                        weight: split(&flat.weight)?,
+                        scales: split(&flat.scales)?,
+                        biases: flat.biases.as_ref().map(split).transpose()?,
+                        spec,
+                    },
+                    transposed: true,
+                })
+            }
+            None => {
+                let flat = weights.tensor("weight", &[rows as i64, inputs as i64])?;
+                Ok(Self::Plain(split(&flat)?.t()?))
+            }
+        }
+    }
+
     /// `[T, heads, in]` to `[T, heads, out]`.
-    fn forward(&self, x: &Tensor) -> Result<Tensor> {
+    pub(crate) fn forward(&self, x: &Tensor) -> Result<Tensor> {
         let x = x.transpose(&[1, 0, 2])?; // [heads, T, in]
         let y = match self {
             Self::Plain(weight) => x.matmul(weight)?,

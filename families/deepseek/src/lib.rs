@@ -2,16 +2,20 @@
 //! attention over one compressed key per position (multi-head latent attention). One file per
 //! architecture; each registers itself.
 
+mod compress;
 mod config;
 mod deepseek;
 mod deepseek_v2;
 mod deepseek_v3;
 mod deepseek_v32;
+mod deepseek_v4;
 mod experts;
 mod gguf;
+mod hyper;
 mod latent;
 mod model;
 mod routing;
+mod shared_kv;
 #[cfg(test)]
 mod tests;
 

@@ -9,6 +9,8 @@ use mlxcel_sdk::prelude::*;
 pub(crate) enum Scoring {
     Softmax,
     Sigmoid,
+    /// Square root of the softplus (DeepSeek-V4).
+    SqrtSoftplus,
 }
 
 /// What ranks a group of experts.
@@ -34,8 +36,8 @@ pub(crate) struct RouterConfig {
     pub n_experts: usize,
     pub top_k: usize,
     pub scoring: Scoring,
-    /// A learned bias per expert that counts in the choice and not in the weights.
-    pub selection_bias: bool,
+    /// Name of a learned bias per expert that counts in the choice and not in the weights.
+    pub selection_bias: Option<&'static str>,
     pub groups: Option<Groups>,
     /// The chosen scores are made to sum to 1.
     pub renormalise: bool,
@@ -54,24 +56,20 @@ pub(crate) struct Router {
 }
 
 impl Router {
-    /// Loads `weight` `[E, H]` and, where there is one, `e_score_correction_bias` `[E]`.
+    /// Loads `weight` `[E, H]` and, where there is one, the bias `[E]`.
     pub(crate) fn load(weights: &Weights, hidden: usize, config: RouterConfig) -> Result<Self> {
         let experts = config.n_experts as i64;
         let gate = in_f32(weights, "weight", &[experts, hidden as i64])?.t()?;
         let bias = config
             .selection_bias
-            .then(|| in_f32(weights, "e_score_correction_bias", &[experts]))
+            .map(|name| in_f32(weights, name, &[experts]))
             .transpose()?;
         Ok(Self { config, gate, bias })
     }
 
     /// Routes `[T, H]`.
     pub(crate) fn forward(&self, x: &Tensor) -> Result<Routing> {
-        let logits = x.cast(DType::F32)?.matmul(&self.gate)?; // [T, E]
-        let scores = match self.config.scoring {
-            Scoring::Softmax => logits.softmax(-1)?,
-            Scoring::Sigmoid => logits.sigmoid()?,
-        };
+        let scores = self.scores(x)?;
         let mut ranking = match &self.bias {
             Some(bias) => scores.add(bias)?,
             None => scores.clone(),
@@ -80,6 +78,25 @@ impl Router {
             ranking = within_best_groups(&ranking, groups)?;
         }
         let experts = best(&ranking, self.config.top_k)?; // [T, K]
+        self.weigh(&scores, experts, x.dtype()?)
+    }
+
+    /// Weighs experts that were chosen otherwise, `[T, K]` u32.
+    pub(crate) fn forward_chosen(&self, x: &Tensor, experts: Tensor) -> Result<Routing> {
+        self.weigh(&self.scores(x)?, experts, x.dtype()?)
+    }
+
+    /// f32 `[T, E]`.
+    fn scores(&self, x: &Tensor) -> Result<Tensor> {
+        let logits = x.cast(DType::F32)?.matmul(&self.gate)?;
+        match self.config.scoring {
+            Scoring::Softmax => logits.softmax(-1),
+            Scoring::Sigmoid => logits.sigmoid(),
+            Scoring::SqrtSoftplus => logits.softplus()?.sqrt(),
+        }
+    }
+
+    fn weigh(&self, scores: &Tensor, experts: Tensor, dtype: DType) -> Result<Routing> {
         let mut weights = scores.take_along(&experts, 1)?;
         if self.config.renormalise {
             let sum = weights.sum(&[1], true)?.add_scalar(1e-20)?;
@@ -90,12 +107,13 @@ impl Router {
         }
         Ok(Routing {
             experts,
-            weights: weights.cast(x.dtype()?)?,
+            weights: weights.cast(dtype)?,
         })
     }
 }
 
-fn in_f32(weights: &Weights, name: &str, shape: &[i64]) -> Result<Tensor> {
+/// A float tensor in f32, whatever it is stored in.
+pub(crate) fn in_f32(weights: &Weights, name: &str, shape: &[i64]) -> Result<Tensor> {
     let stored = weights.stored(name, shape)?;
     let dtype = stored.dtype()?;
     if !dtype.is_float() {
@@ -113,7 +131,7 @@ fn in_f32(weights: &Weights, name: &str, shape: &[i64]) -> Result<Tensor> {
 }
 
 /// Places of the `count` largest along the last axis of `[T, N]`: `[T, count]`.
-fn best(scores: &Tensor, count: usize) -> Result<Tensor> {
+pub(crate) fn best(scores: &Tensor, count: usize) -> Result<Tensor> {
     let (n, count) = (scores.dim(1)?, count as i64);
     if n == count {
         return scores.argsort(-1);

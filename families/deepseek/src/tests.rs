@@ -365,6 +365,135 @@ fn other_heads_and_multimodal_models_are_refused_by_name() {
     }
 }
 
+fn fourth() -> Value {
+    json!({"hidden_size": 64, "num_hidden_layers": 5, "num_attention_heads": 4, "num_key_value_heads": 1, "vocab_size": 100,
+        "head_dim": 32, "qk_rope_head_dim": 8, "q_lora_rank": 24, "o_groups": 2, "o_lora_rank": 12, "sliding_window": 16,
+        "index_n_heads": 4, "index_head_dim": 12, "index_topk": 8, "n_routed_experts": 8, "num_experts_per_tok": 2,
+        "moe_intermediate_size": 32})
+}
+
+#[test]
+fn layers_of_the_fourth_generation_follow_their_types() {
+    let window = CacheDesc::Window {
+        kv_heads: 1,
+        k_dim: 32,
+        v_dim: 32,
+        window: 16,
+    };
+    // A key, and both projections of every compressed key: of 32 features, twice where groups
+    // overlap, and then of the indexer's 12.
+    let long = |index_dim| CacheDesc::Latent {
+        k_dim: 1,
+        v_dim: 1,
+        index_dim: Some(index_dim),
+    };
+    let (heavy, sparse) = (long(32 + 64), long(32 + 128 + 48));
+    let layers = |changes: Value| {
+        let desc = describe("deepseek_v4", &with(&fourth(), &changes)).unwrap();
+        desc.layers
+    };
+    let pattern = [&heavy, &heavy, &heavy, &sparse, &heavy].map(Clone::clone);
+    assert_eq!(layers(json!({})), pattern);
+    let published = json!({"compress_ratios": [0, 0, 4, 128, 4, 0]});
+    let expected = [&window, &window, &sparse, &heavy, &sparse].map(Clone::clone);
+    assert_eq!(layers(published), expected);
+}
+
+#[test]
+fn bad_values_of_the_fourth_generation_are_named() {
+    for (changes, parts) in [
+        (json!({"head_dim": null}), ["head_dim", "an integer"]),
+        (
+            json!({"qk_rope_head_dim": 40}),
+            ["qk_rope_head_dim", "up to head_dim (32)"],
+        ),
+        (
+            json!({"qk_rope_head_dim": null, "partial_rotary_factor": 0.03}),
+            ["qk_rope_head_dim", "this gives 0"],
+        ),
+        (
+            json!({"num_key_value_heads": 4}),
+            ["num_key_value_heads = 4", "all heads share 1"],
+        ),
+        (
+            json!({"o_groups": 3}),
+            ["num_attention_heads", "a multiple of o_groups (3)"],
+        ),
+        (
+            json!({"index_head_dim": 4}),
+            ["index_head_dim", "the 8 rotated features"],
+        ),
+        (
+            json!({"index_topk": 0}),
+            ["index_topk", "an integer from 1"],
+        ),
+        (
+            json!({"sliding_window": null}),
+            ["sliding_window", "an integer"],
+        ),
+        (json!({"hc_mult": 0}), ["hc_mult", "1 to 64"]),
+        (
+            json!({"hc_sinkhorn_iters": 0}),
+            ["hc_sinkhorn_iters", "1 to 1000"],
+        ),
+        (
+            json!({"layer_types": ["sliding_attention"]}),
+            ["layer_types", "5 layers"],
+        ),
+        (
+            json!({"layer_types": ["full_attention", "full_attention", "full_attention", "full_attention", "full_attention"]}),
+            ["full_attention", "known types"],
+        ),
+        (
+            json!({"compress_ratios": [0, 0, 8, 4, 4]}),
+            ["compress_ratios", "0, 4 and 128"],
+        ),
+        (
+            json!({"compress_ratios": [0]}),
+            ["compress_ratios", "5 layers"],
+        ),
+        (
+            json!({"compress_rates": {"compressed_sparse_attention": 0}}),
+            ["compress_rates.compressed_sparse_attention", "1 to 4096"],
+        ),
+        (
+            json!({"mlp_layer_types": ["moe", "moe", "dense", "moe", "moe"]}),
+            ["mlp_layer_types", "hash_moe and moe"],
+        ),
+        (
+            json!({"scoring_func": "softmax"}),
+            ["scoring_func = \"softmax\"", "sqrtsoftplus"],
+        ),
+        (
+            json!({"norm_topk_prob": false}),
+            ["norm_topk_prob = false", "sum to 1"],
+        ),
+        (
+            json!({"n_shared_experts": 2}),
+            ["n_shared_experts = 2", "has 1"],
+        ),
+        (
+            json!({"num_experts_per_tok": 9}),
+            ["num_experts_per_tok", "at most the number of experts (8)"],
+        ),
+        (
+            json!({"swiglu_limit": 0}),
+            ["swiglu_limit", "a number from"],
+        ),
+        (
+            json!({"attention_bias": true}),
+            ["attention_bias = true", "no biases"],
+        ),
+    ] {
+        let error = describe("deepseek_v4", &with(&fourth(), &changes));
+        let text = error.expect_err(&changes.to_string()).to_string();
+        assert!(
+            parts.iter().all(|part| text.contains(part)),
+            "{changes}: {text}"
+        );
+    }
+}
+
 fn summary(arch: &str, changes: &Value) -> Value {
     let mut summary = json!({"general.architecture": arch, "tensors": {
         "token_embd.weight": {"shape": [100, 64], "type": "F16"},

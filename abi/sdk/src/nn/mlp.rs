@@ -52,6 +52,7 @@ pub struct GatedMlp {
     up: Linear,
     down: Linear,
     activation: Activation,
+    limit: Option<f64>,
 }
 
 impl GatedMlp {
@@ -63,12 +64,34 @@ impl GatedMlp {
         bias: bool,
         activation: Activation,
     ) -> Result<Self> {
+        let names = ["gate_proj", "up_proj", "down_proj"];
+        Self::load_named(weights, names, hidden, inner, bias, activation)
+    }
+
+    /// As `load`, with other names of gate, up and down.
+    pub fn load_named(
+        weights: &Weights,
+        names: [&str; 3],
+        hidden: usize,
+        inner: usize,
+        bias: bool,
+        activation: Activation,
+    ) -> Result<Self> {
+        let [gate, up, down] = names;
         Ok(Self {
-            gate: Linear::load(&weights.at("gate_proj"), hidden, inner, bias)?,
-            up: Linear::load(&weights.at("up_proj"), hidden, inner, bias)?,
-            down: Linear::load(&weights.at("down_proj"), inner, hidden, bias)?,
+            gate: Linear::load(&weights.at(gate), hidden, inner, bias)?,
+            up: Linear::load(&weights.at(up), hidden, inner, bias)?,
+            down: Linear::load(&weights.at(down), inner, hidden, bias)?,
             activation,
+            limit: None,
         })
+    }
+
+    /// Limits what enters the product: the gate from above, the other half on both sides.
+    #[must_use]
+    pub fn limited(mut self, limit: f64) -> Self {
+        self.limit = Some(limit);
+        self
     }
 
     /// `[T, hidden]` to `[T, hidden]`.
@@ -76,6 +99,21 @@ impl GatedMlp {
         let gate = self.gate.forward(x)?;
         let up = self.up.forward(x)?;
         self.down
-            .forward(&gate.glu(self.activation.glu_kind(), &up)?)
+            .forward(&gated(self.activation, self.limit, &gate, &up)?)
+    }
+}
+
+/// `f(gate) * up`, within limits where there are some.
+pub(crate) fn gated(
+    activation: Activation,
+    limit: Option<f64>,
+    gate: &Tensor,
+    up: &Tensor,
+) -> Result<Tensor> {
+    match limit {
+        None => gate.glu(activation.glu_kind(), up),
+        Some(limit) => gate
+            .minimum_scalar(limit)?
+            .glu(activation.glu_kind(), &up.clip(-limit, limit)?),
     }
 }

@@ -2,6 +2,7 @@
 
 use mlxcel_abi::DType;
 
+use crate::nn::mlp::gated;
 use crate::nn::{Activation, Linear};
 use crate::ops::QuantizedTensor;
 use crate::{Error, Result, Tensor, Weights, quant};
@@ -86,6 +87,7 @@ pub struct Experts {
     up: Stack,
     down: Stack,
     activation: Activation,
+    limit: Option<f64>,
 }
 
 impl Experts {
@@ -123,6 +125,7 @@ impl Experts {
             up: one(1, inner, hidden)?,
             down: one(2, hidden, inner)?,
             activation,
+            limit: None,
         })
     }
 
@@ -143,6 +146,7 @@ impl Experts {
             up: part(i)?,
             down: Stack::Plain(weights.tensor("down_proj", &[n, h, i])?.t()?),
             activation,
+            limit: None,
         })
     }
 
@@ -163,7 +167,15 @@ impl Experts {
             up: part(i)?,
             down: Stack::Plain(weights.tensor("down_proj", &[n, i, h])?),
             activation,
+            limit: None,
         })
+    }
+
+    /// Limits what enters the product: the gate from above, the other half on both sides.
+    #[must_use]
+    pub fn limited(mut self, limit: f64) -> Self {
+        self.limit = Some(limit);
+        self
     }
 
     /// Sum of the chosen experts' outputs for `[T, hidden]`, weighted.
@@ -183,7 +195,7 @@ impl Experts {
             .broadcast_to(&[rows, k])?;
         let gate = self.gate.forward(&x, &row_of, experts)?; // [T, K, 1, inner]
         let up = self.up.forward(&x, &row_of, experts)?;
-        let inner = gate.glu(self.activation.glu_kind(), &up)?;
+        let inner = gated(self.activation, self.limit, &gate, &up)?;
         let width = inner.dim(-1)?;
         let flat = inner.reshape(&[rows * k, 1, width])?;
         let pair_of = Tensor::arange(backend, 0.0, (rows * k) as f64, 1.0, DType::U32)?

@@ -220,6 +220,10 @@ impl LoadedModel {
             let (expected, what) = match desc {
                 CacheDesc::None => (0, "attended"),
                 CacheDesc::Recurrent { states } => (states.len(), "wrote states"),
+                // A layer may use its index keys alone.
+                CacheDesc::Latent {
+                    index_dim: Some(_), ..
+                } if times == 0 => (0, "attended"),
                 _ => (1, "attended"),
             };
             if times != expected {
