@@ -44,6 +44,8 @@ pub struct Paged<'a> {
     pub softcap: f32,
     /// Most keys a row sees; 0 is no limit.
     pub window: usize,
+    /// Positions in a chunk, beyond whose borders no row sees; 0 is no chunks.
+    pub chunk: usize,
 }
 
 /// Query rows of a block.
@@ -63,13 +65,17 @@ impl Paged<'_> {
         self.heads / self.kv_heads
     }
 
-    /// First key that a row at `position` sees.
+    /// First key that a row at `position` sees. Never less for a later position.
     fn first_key(&self, position: usize) -> usize {
-        if self.window == 0 {
-            0
-        } else {
-            (position + 1).saturating_sub(self.window)
-        }
+        let in_window = match self.window {
+            0 => 0,
+            window => (position + 1).saturating_sub(window),
+        };
+        let in_chunk = match self.chunk {
+            0 => 0,
+            chunk => position / chunk * chunk,
+        };
+        in_window.max(in_chunk)
     }
 
     /// Row of the pool that holds a key of a sequence.
@@ -547,13 +553,12 @@ mod tests {
             let position = p.positions[row] as usize;
             for head in 0..p.heads {
                 let kv = head / p.group();
-                let first = if p.window == 0 {
-                    0
-                } else {
-                    (position + 1).saturating_sub(p.window)
+                let sees = |key: usize| {
+                    (p.window == 0 || key + p.window > position)
+                        && (p.chunk == 0 || key / p.chunk == position / p.chunk)
                 };
                 let mut terms: Vec<(f64, usize)> = Vec::new();
-                for key in first..=position {
+                for key in (0..=position).filter(|key| sees(*key)) {
                     let at = p.pool_row(sequence, key) * p.kv_heads + kv;
                     let q = &p.q[(row * p.heads + head) * p.k_dim..][..p.k_dim];
                     let dot: f64 = q
@@ -606,11 +611,13 @@ mod tests {
         for isa in Isa::ALL.into_iter().filter(|isa| isa.is_available()) {
             for sequences in steps {
                 for (heads, kv_heads, k, v) in [(4, 2, 16, 16), (3, 1, 24, 40), (2, 2, 64, 64)] {
-                    for (window, softcap, sinks) in [
-                        (0, 0.0, false),
-                        (5, 0.0, false),
-                        (0, 2.0, true),
-                        (3, 0.0, true),
+                    for (window, chunk, softcap, sinks) in [
+                        (0, 0, 0.0, false),
+                        (5, 0, 0.0, false),
+                        (0, 0, 2.0, true),
+                        (3, 0, 0.0, true),
+                        (0, 7, 0.0, false),
+                        (5, 8, 0.0, true),
                     ] {
                         let c = case(&mut numbers, sequences, heads, kv_heads, k, v, sinks);
                         let p = Paged {
@@ -629,6 +636,7 @@ mod tests {
                             scale: 0.7,
                             softcap,
                             window,
+                            chunk,
                         };
                         let mut out = vec![f32::NAN; c.positions.len() * heads * v];
                         assert!(paged(isa, &mut pool, &p, &mut out, &scratch));
@@ -636,7 +644,7 @@ mod tests {
                         for (i, (got, want)) in out.iter().zip(&want).enumerate() {
                             assert!(
                                 (f64::from(*got) - want).abs() < 2e-5,
-                                "{} {sequences:?} {window} {softcap} at {i}: {got} {want}",
+                                "{} {sequences:?} {window} {chunk} {softcap} at {i}: {got} {want}",
                                 isa.name()
                             );
                         }
@@ -666,6 +674,7 @@ mod tests {
             scale: 1.0,
             softcap: 0.0,
             window: 0,
+            chunk: 0,
         };
         assert!(p.is_valid());
         assert!(

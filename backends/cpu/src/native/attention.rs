@@ -57,6 +57,10 @@ unsafe fn attend(
     if args.row_starts.is_null() {
         return Ok(None);
     }
+    // These compose from MLX's operations.
+    if args.read_only != 0 || args.latent_dim > 0 || !args.selection.is_none() {
+        return Ok(None);
+    }
     let (Some(q), Some(k), Some(v), Some(k_pool), Some(v_pool)) = (
         floats(&native, args.q)?,
         floats(&native, args.k)?,
@@ -124,6 +128,7 @@ unsafe fn attend(
             scale: args.scale,
             softcap: args.softcap,
             window: args.window as usize,
+            chunk: args.chunk as usize,
         };
         (
             step,
