@@ -38,7 +38,7 @@ abi_args! {
         pub weight: Tensor = Tensor::NONE,
         /// Optional `[C]`.
         pub bias: Tensor = Tensor::NONE,
-        /// `[slots, K - 1, C]`: the rows before, oldest first.
+        /// f32 `[slots, K - 1, C]`: the rows before, oldest first.
         pub pool: Tensor = Tensor::NONE,
         /// States and rows.
         pub rows: StateRows = StateRows::default(),

@@ -28,8 +28,10 @@ mod paging;
 mod products;
 mod quantization;
 mod randomness;
+mod recurrence;
 mod reductions;
 mod report;
+mod selecting;
 mod suite;
 #[cfg(test)]
 mod tests;
@@ -116,6 +118,14 @@ pub const GROUPS: &[Group] = &[
     Group {
         name: "paging",
         run: paging::run,
+    },
+    Group {
+        name: "recurrence",
+        run: recurrence::run,
+    },
+    Group {
+        name: "selecting",
+        run: selecting::run,
     },
     Group {
         name: "randomness",

@@ -14,22 +14,22 @@ type Part = (i64, i64);
 /// A step over a pool.
 #[derive(Debug, Clone)]
 pub(super) struct Scene {
-    dtype: DType,
-    page_size: i64,
-    heads: i64,
-    kv_heads: i64,
-    width: i64,
-    value_width: i64,
-    parts: Vec<Part>,
-    padding_rows: i64,
-    window: u32,
-    chunk: u32,
-    softcap: f32,
-    sinks: bool,
+    pub dtype: DType,
+    pub page_size: i64,
+    pub heads: i64,
+    pub kv_heads: i64,
+    pub width: i64,
+    pub value_width: i64,
+    pub parts: Vec<Part>,
+    pub padding_rows: i64,
+    pub window: u32,
+    pub chunk: u32,
+    pub softcap: f32,
+    pub sinks: bool,
 }
 
 impl Scene {
-    fn pages_of(&self, part: Part) -> i64 {
+    pub(super) fn pages_of(&self, part: Part) -> i64 {
         (part.0 + part.1 + self.page_size - 1) / self.page_size
     }
 
@@ -43,7 +43,7 @@ impl Scene {
     }
 
     /// Pages in all: page 0 belongs to nobody, and one more is left free.
-    fn pages(&self) -> i64 {
+    pub(super) fn pages(&self) -> i64 {
         self.parts
             .iter()
             .map(|&part| self.pages_of(part))
@@ -52,7 +52,7 @@ impl Scene {
     }
 
     /// Pages of a sequence: handed out backwards, so that none lies in order.
-    fn page(&self, sequence: usize, index: i64) -> i64 {
+    pub(super) fn page(&self, sequence: usize, index: i64) -> i64 {
         let before: i64 = self.parts[..sequence]
             .iter()
             .map(|&part| self.pages_of(part))
@@ -60,18 +60,18 @@ impl Scene {
         self.pages() - 1 - before - index
     }
 
-    fn rows(&self) -> i64 {
+    pub(super) fn rows(&self) -> i64 {
         self.parts.iter().map(|part| part.1).sum()
     }
 
-    fn each_row(&self) -> impl Iterator<Item = (usize, i64)> + '_ {
+    pub(super) fn each_row(&self) -> impl Iterator<Item = (usize, i64)> + '_ {
         let parts = self.parts.iter().enumerate();
         parts.flat_map(|(sequence, &(start, rows))| {
             (start..start + rows).map(move |position| (sequence, position))
         })
     }
 
-    fn row_list(&self, f: impl Fn(usize, i64) -> i64) -> Array {
+    pub(super) fn row_list(&self, f: impl Fn(usize, i64) -> i64) -> Array {
         let real = self
             .each_row()
             .map(|(sequence, position)| f(sequence, position) as f64);
@@ -79,14 +79,14 @@ impl Scene {
         Array::of(DType::I32, &[self.rows() + self.padding_rows], padded)
     }
 
-    fn slots(&self) -> Array {
+    pub(super) fn slots(&self) -> Array {
         self.row_list(|sequence, position| {
             self.page(sequence, position / self.page_size) * self.page_size
                 + position % self.page_size
         })
     }
 
-    fn page_table(&self) -> Array {
+    pub(super) fn page_table(&self) -> Array {
         let width = self.table_width();
         let entries = self.parts.iter().enumerate().flat_map(|(sequence, &part)| {
             (0..width).map(move |i| {
@@ -100,7 +100,7 @@ impl Scene {
         Array::of(DType::I32, &[self.parts.len() as i64, width], entries)
     }
 
-    fn row_starts(&self) -> Vec<u32> {
+    pub(super) fn row_starts(&self) -> Vec<u32> {
         let mut starts = vec![0];
         for part in &self.parts {
             starts.push(starts[starts.len() - 1] + part.1 as u32);
@@ -108,7 +108,7 @@ impl Scene {
         starts
     }
 
-    fn activation(&self, heads: i64, width: i64, seed: u64) -> Array {
+    pub(super) fn activation(&self, heads: i64, width: i64, seed: u64) -> Array {
         Array::usual(
             self.dtype,
             &[self.rows() + self.padding_rows, heads, width],
@@ -116,7 +116,7 @@ impl Scene {
         )
     }
 
-    fn pool(&self, width: i64, seed: u64) -> Array {
+    pub(super) fn pool(&self, width: i64, seed: u64) -> Array {
         Array::usual(
             self.dtype,
             &[self.pages(), self.page_size, self.kv_heads, width],
@@ -124,7 +124,7 @@ impl Scene {
         )
     }
 
-    fn scale(&self) -> f32 {
+    pub(super) fn scale(&self) -> f32 {
         1.0 / (self.width as f32).sqrt()
     }
 
@@ -250,7 +250,13 @@ impl Scene {
         Array::of(DType::BOOL, &[end - start, end], seen)
     }
 
-    fn appended(&self, b: &Backend, width: i64, rows_seed: u64, pool_seed: u64) -> Result<Tensor> {
+    pub(super) fn appended(
+        &self,
+        b: &Backend,
+        width: i64,
+        rows_seed: u64,
+        pool_seed: u64,
+    ) -> Result<Tensor> {
         let pool = self.pool(width, pool_seed).on(b)?;
         let rows = self
             .activation(self.kv_heads, width, rows_seed)

@@ -162,19 +162,19 @@ impl Inner {
         Ok(())
     }
 
-    /// Stores three tensors and writes their handles, all or none.
+    /// Stores several tensors and writes their handles, all or none.
     ///
     /// # Safety
     /// `out` must be null or writable.
-    pub(super) unsafe fn give3(
+    pub(super) unsafe fn give_all<const N: usize>(
         &self,
-        out: *mut [Tensor; 3],
-        values: [Option<Value>; 3],
+        out: *mut [Tensor; N],
+        values: [Option<Value>; N],
     ) -> Result<()> {
         if out.is_null() {
             return Err(AbiError::invalid("there is no place for the results"));
         }
-        let mut handles = [Tensor::NONE; 3];
+        let mut handles = [Tensor::NONE; N];
         for (i, value) in values.into_iter().enumerate() {
             let Some(value) = value else { continue };
             match self.keep(value) {

@@ -12,6 +12,7 @@
 
 mod attention;
 mod binary;
+mod cache_slots;
 mod complex;
 mod control_slots;
 mod conv;
@@ -24,11 +25,14 @@ mod layers;
 mod movement;
 pub(in crate::testkit) mod number;
 mod operation_slots;
+mod paged;
 mod product;
 mod product_slots;
 pub(in crate::testkit) mod quant;
 mod random;
+mod recurrent;
 mod reduce;
+mod selection;
 pub(in crate::testkit) mod shape;
 mod special;
 #[cfg(test)]
@@ -142,6 +146,7 @@ pub fn reference_backend(options: ReferenceOptions) -> ReferenceBackend {
     control_slots::install(&mut table, &missing);
     operation_slots::install(&mut table, &missing);
     product_slots::install(&mut table, &missing);
+    cache_slots::install(&mut table, &missing);
     ReferenceBackend {
         inner,
         table: Box::leak(Box::new(table)),
@@ -154,6 +159,7 @@ pub(in crate::testkit) fn install_all(table: &mut BackendOps) {
     control_slots::install(table, &[]);
     operation_slots::install(table, &[]);
     product_slots::install(table, &[]);
+    cache_slots::install(table, &[]);
 }
 
 impl ReferenceBackend {

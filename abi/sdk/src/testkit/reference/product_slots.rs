@@ -6,11 +6,13 @@ use mlxcel_abi::ops_args::{
 };
 use mlxcel_abi::{AbiError, DType, Tensor};
 
-use super::attention::{Dense, Paged};
+use super::attention::Dense;
 use super::edge::{QuantizedParts, flag, list, slots};
+use super::paged::Paged;
 use super::random::Draw;
 use super::{
-    attention as attend, conv as convolution, fourier, layers, product, quant, random as draws,
+    attention as attend, conv as convolution, fourier, layers, paged, product, quant,
+    random as draws,
 };
 
 slots! {
@@ -33,7 +35,7 @@ slots! {
     fn quantize(inner, w: Tensor, spec: *const QuantSpec, out: *mut [Tensor; 3]) {
         let spec = QuantSpec::read(spec)?;
         let (weight, scales, biases) = quant::quantize(inner.mode, &*inner.get(w)?, &spec)?;
-        inner.give3(out, [Some(weight), Some(scales), biases])
+        inner.give_all(out, [Some(weight), Some(scales), biases])
     }
 
     fn dequantize(inner, w: *const QuantizedWeight, dtype: DType, out: *mut Tensor) {
@@ -109,25 +111,25 @@ slots! {
     fn paged_attention(inner, args: *const PagedAttentionArgs, out: *mut [Tensor; 3]) {
         let args = PagedAttentionArgs::read(args)?;
         let row_starts = list("row_starts", args.row_starts, args.n_sequences as usize + 1)?;
-        let (q, k, v) = (inner.get(args.q)?, inner.get(args.k)?, inner.get(args.v)?);
-        let (k_pool, v_pool) = (inner.get(args.k_pool)?, inner.get(args.v_pool)?);
-        let (slots, row_sequences) = (inner.get(args.slots)?, inner.get(args.row_sequences)?);
+        let (q, k, v) = (inner.get(args.q)?, inner.get_optional(args.k)?, inner.get_optional(args.v)?);
+        let (k_pool, v_pool) = (inner.get(args.k_pool)?, inner.get_optional(args.v_pool)?);
+        let (slots, row_sequences) = (inner.get_optional(args.slots)?, inner.get(args.row_sequences)?);
         let (positions, page_table) = (inner.get(args.positions)?, inner.get(args.page_table)?);
-        let sinks = inner.get_optional(args.sinks)?;
+        let (sinks, selection) = (inner.get_optional(args.sinks)?, inner.get_optional(args.selection)?);
         let tensors = Paged {
             q: &q,
-            k: &k,
-            v: &v,
+            k: k.as_deref(),
+            v: v.as_deref(),
             k_pool: &k_pool,
-            v_pool: &v_pool,
-            slots: &slots,
+            v_pool: v_pool.as_deref(),
+            slots: slots.as_deref(),
             row_sequences: &row_sequences,
             positions: &positions,
             page_table: &page_table,
             sinks: sinks.as_deref(),
+            selection: selection.as_deref(),
         };
-        let results = attend::paged_attention(inner.mode, &args, row_starts, &tensors)?;
-        inner.give3(out, results.map(Some))
+        inner.give_all(out, paged::paged_attention(inner.mode, &args, row_starts, &tensors)?)
     }
 
     fn glu(inner, kind: u32, gate: Tensor, up: Tensor, out: *mut Tensor) {
