@@ -8,7 +8,7 @@ mod source;
 
 use std::path::Path;
 
-const SOURCES: [&str; 14] = [
+const SOURCES: [&str; 17] = [
     "array",
     "attention",
     "elementwise",
@@ -20,7 +20,10 @@ const SOURCES: [&str; 14] = [
     "product",
     "quantized",
     "random",
+    "recurrent",
     "reduction",
+    "runs",
+    "selection",
     "shape",
     "stream",
 ];
@@ -56,7 +59,7 @@ fn run() -> Result<(), String> {
         build.file(&path);
         println!("cargo::rerun-if-changed={path}");
     }
-    for header in ["error.h", "internal.h", "memo.h", "shim.h", "stream.h"] {
+    for header in ["error.h", "internal.h", "memo.h", "runs.h", "shim.h", "stream.h"] {
         println!(
             "cargo::rerun-if-changed={}",
             Path::new("cpp").join(header).display()

@@ -27,6 +27,10 @@ struct QuantWeight;
 struct RopeSpec;
 struct AttentionSpec;
 struct PagedSpec;
+struct StateRowsSpec;
+struct ShortConvSpec;
+struct GatedDeltaSpec;
+struct SparseIndexSpec;
 struct RandomSpec;
 struct Three;
 struct RawArray;
@@ -133,6 +137,11 @@ Out rope(const RopeSpec& spec, Memo& memo);
 // attention.cpp, paged.cpp
 Out attention(const AttentionSpec& spec);
 Three paged_attention(const PagedSpec& spec, Memo& memo);
+
+// recurrent.cpp, selection.cpp: the third result is null
+Three short_conv(const ShortConvSpec& spec);
+Three gated_delta(const GatedDeltaSpec& spec);
+Three sparse_index(const SparseIndexSpec& spec);
 
 // random.cpp
 Out random_key(uint64_t seed);

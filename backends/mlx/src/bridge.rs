@@ -92,11 +92,15 @@ mod ffi {
 
     struct PagedSpec<'a> {
         q: &'a Array,
-        k: &'a Array,
-        v: &'a Array,
+        /// Empty when nothing is appended.
+        k: &'a [Ref<'a>],
+        /// Empty as `k` is, or where values are part of the keys.
+        v: &'a [Ref<'a>],
         k_pool: &'a Array,
-        v_pool: &'a Array,
-        slots: &'a Array,
+        /// Empty where values are part of the keys.
+        v_pool: &'a [Ref<'a>],
+        /// Empty when nothing is appended.
+        slots: &'a [Ref<'a>],
         row_sequences: &'a Array,
         positions: &'a Array,
         page_table: &'a Array,
@@ -104,8 +108,52 @@ mod ffi {
         /// Empty when the caller gave none.
         row_starts: &'a [u32],
         window: u32,
+        chunk: u32,
         scale: f32,
         softcap: f32,
+        selection: &'a [Ref<'a>],
+        latent_dim: u32,
+        read_only: bool,
+    }
+
+    struct StateRowsSpec<'a> {
+        sources: &'a Array,
+        targets: &'a Array,
+        row_sequences: &'a Array,
+        row_starts: &'a Array,
+        starts: &'a [u32],
+    }
+
+    struct ShortConvSpec<'a> {
+        x: &'a Array,
+        weight: &'a Array,
+        bias: &'a [Ref<'a>],
+        pool: &'a Array,
+        rows: StateRowsSpec<'a>,
+        activation: u32,
+    }
+
+    struct GatedDeltaSpec<'a> {
+        q: &'a Array,
+        k: &'a Array,
+        v: &'a Array,
+        g: &'a Array,
+        beta: &'a Array,
+        pool: &'a Array,
+        rows: StateRowsSpec<'a>,
+    }
+
+    struct SparseIndexSpec<'a> {
+        q: &'a Array,
+        k: &'a Array,
+        weights: &'a Array,
+        pool: &'a Array,
+        slots: &'a Array,
+        positions: &'a Array,
+        page_table: &'a Array,
+        starts: &'a [u32],
+        top_k: u32,
+        scale: f32,
     }
 
     struct RandomSpec<'a> {
@@ -292,6 +340,9 @@ mod ffi {
         fn rope(spec: &RopeSpec<'_>, memo: Pin<&mut Memo>) -> Result<UniquePtr<Array>>;
         fn attention(spec: &AttentionSpec<'_>) -> Result<UniquePtr<Array>>;
         fn paged_attention(spec: &PagedSpec<'_>, memo: Pin<&mut Memo>) -> Result<Three>;
+        fn short_conv(spec: &ShortConvSpec<'_>) -> Result<Three>;
+        fn gated_delta(spec: &GatedDeltaSpec<'_>) -> Result<Three>;
+        fn sparse_index(spec: &SparseIndexSpec<'_>) -> Result<Three>;
 
         fn random_key(seed: u64) -> Result<UniquePtr<Array>>;
         fn random_split(key: &Array, n: i64) -> Result<UniquePtr<Array>>;

@@ -87,6 +87,32 @@ pub(crate) unsafe fn make_three(
     unsafe { enter(ctx, err, op, run) }
 }
 
+/// The same for slots that give two.
+///
+/// # Safety
+/// As for [`make`].
+pub(crate) unsafe fn make_two(
+    ctx: *mut c_void,
+    out: *mut [Tensor; 2],
+    err: *mut *mut ErrorObj,
+    op: &'static str,
+    body: impl FnOnce(&Context, &Tensors) -> Result<crate::bridge::Three>,
+) -> Status {
+    let run = |context: &Context| {
+        check_out(out)?;
+        let three = {
+            let tensors = context.tensors.borrow();
+            body(context, &tensors)?
+        };
+        let [first, second, _] = store_three(context, three)?;
+        // SAFETY: not null, and the caller vouches for it.
+        unsafe { out.write([first, second]) };
+        Ok(())
+    };
+    // SAFETY: forwarded to the caller.
+    unsafe { enter(ctx, err, op, run) }
+}
+
 fn store_three(
     context: &Context,
     three: crate::bridge::Three,

@@ -67,21 +67,29 @@ pub(crate) unsafe extern "C" fn paged_attention(
                 args::values(args.row_starts, args.n_sequences as usize + 1, "row_starts")?
             };
             let sinks = optional(tensors, args.sinks)?;
+            let selection = optional(tensors, args.selection)?;
+            let (k, v) = (optional(tensors, args.k)?, optional(tensors, args.v)?);
+            let v_pool = optional(tensors, args.v_pool)?;
+            let slots = optional(tensors, args.slots)?;
             let spec = PagedSpec {
                 q: get(tensors, args.q)?,
-                k: get(tensors, args.k)?,
-                v: get(tensors, args.v)?,
+                k: k.as_slice(),
+                v: v.as_slice(),
                 k_pool: get(tensors, args.k_pool)?,
-                v_pool: get(tensors, args.v_pool)?,
-                slots: get(tensors, args.slots)?,
+                v_pool: v_pool.as_slice(),
+                slots: slots.as_slice(),
                 row_sequences: get(tensors, args.row_sequences)?,
                 positions: get(tensors, args.positions)?,
                 page_table: get(tensors, args.page_table)?,
                 sinks: sinks.as_slice(),
                 row_starts: starts,
                 window: args.window,
+                chunk: args.chunk,
                 scale: args.scale,
                 softcap: args.softcap,
+                selection: selection.as_slice(),
+                latent_dim: args.latent_dim,
+                read_only: args::flag(args.read_only, "read_only")?,
             };
             let mut memo = context.memo.borrow_mut();
             let memo = memo

@@ -1,6 +1,7 @@
 //! The slots of the operation table, by group, and the table made of them.
 
 mod attention;
+mod caches;
 mod creation;
 mod elementwise;
 mod evaluation;
@@ -80,6 +81,9 @@ pub(crate) fn table() -> BackendOps {
         random_key: random::random_key,
         random_split: random::random_split,
         random: random::random,
+        short_conv: caches::short_conv,
+        gated_delta: caches::gated_delta,
+        sparse_index: caches::sparse_index,
         ..BackendOps::stubs()
     }
 }
