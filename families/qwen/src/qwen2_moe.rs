@@ -32,9 +32,10 @@ fn read(config: &Config<'_>) -> Result<(DecoderConfig, SparseConfig)> {
     let defaults = SparseDefaults {
         n_experts: 60,
         top_k: 4,
+        renormalise: false,
     };
     let shared = config.uint("shared_expert_intermediate_size")?;
-    let sparse = SparseConfig::read(config, &decoder, &defaults, Some(shared))?;
+    let sparse = SparseConfig::read(config, decoder.windows.len(), &defaults, Some(shared))?;
     Ok((decoder, sparse))
 }
 
@@ -55,7 +56,7 @@ impl Architecture for Qwen2Moe {
     fn load(&self, config: &Config<'_>, weights: &Weights) -> Result<Box<dyn Model>> {
         let (decoder, sparse) = read(config)?;
         let model = Decoder::load(&decoder, weights, |layer, at| {
-            sparse.load_layer(layer, &at.at("mlp"), &decoder)
+            sparse.load_layer(layer, &at.at("mlp"), decoder.hidden, decoder.activation)
         })?;
         Ok(Box::new(model))
     }

@@ -35,8 +35,9 @@ fn read(config: &Config<'_>) -> Result<(DecoderConfig, SparseConfig)> {
     let defaults = SparseDefaults {
         n_experts: 128,
         top_k: 8,
+        renormalise: false,
     };
-    let sparse = SparseConfig::read(config, &decoder, &defaults, None)?;
+    let sparse = SparseConfig::read(config, decoder.windows.len(), &defaults, None)?;
     Ok((decoder, sparse))
 }
 
@@ -57,7 +58,7 @@ impl Architecture for Qwen3Moe {
     fn load(&self, config: &Config<'_>, weights: &Weights) -> Result<Box<dyn Model>> {
         let (decoder, sparse) = read(config)?;
         let model = Decoder::load(&decoder, weights, |layer, at| {
-            sparse.load_layer(layer, &at.at("mlp"), &decoder)
+            sparse.load_layer(layer, &at.at("mlp"), decoder.hidden, decoder.activation)
         })?;
         Ok(Box::new(model))
     }

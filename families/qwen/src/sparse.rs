@@ -1,16 +1,16 @@
 //! The mixture of experts of both generations: settings, which layers have one, and the block with
 //! its optional shared expert.
 
-use mlxcel_sdk::nn::{Experts, GatedMlp, Linear, TopKRouter};
+use mlxcel_sdk::nn::{Activation, Experts, GatedMlp, Linear, TopKRouter};
 use mlxcel_sdk::prelude::*;
 
-use crate::config::DecoderConfig;
 use crate::model::FeedForward;
 
-/// Counts of a configuration that does not give them.
+/// Values of a configuration that does not give them.
 pub(crate) struct SparseDefaults {
     pub n_experts: usize,
     pub top_k: usize,
+    pub renormalise: bool,
 }
 
 /// Feed-forward blocks of a model with experts.
@@ -31,7 +31,7 @@ pub(crate) struct SparseConfig {
 impl SparseConfig {
     pub(crate) fn read(
         config: &Config<'_>,
-        decoder: &DecoderConfig,
+        n_layers: usize,
         defaults: &SparseDefaults,
         shared_inner: Option<usize>,
     ) -> Result<Self> {
@@ -46,10 +46,10 @@ impl SparseConfig {
         Ok(Self {
             n_experts,
             top_k,
-            renormalise: config.bool_or("norm_topk_prob", false)?,
+            renormalise: config.bool_or("norm_topk_prob", defaults.renormalise)?,
             inner: config.uint("moe_intermediate_size")?,
             shared_inner,
-            dense_inner: dense_layers(config, decoder.windows.len())?,
+            dense_inner: dense_layers(config, n_layers)?,
         })
     }
 
@@ -65,9 +65,9 @@ impl SparseConfig {
         &self,
         layer: usize,
         at: &Weights,
-        decoder: &DecoderConfig,
+        hidden: usize,
+        activation: Activation,
     ) -> Result<Box<dyn FeedForward>> {
-        let (hidden, activation) = (decoder.hidden, decoder.activation);
         let gated = |at: &Weights, inner| GatedMlp::load(at, hidden, inner, false, activation);
         if let Some(inner) = self.dense_inner.get(layer).copied().flatten() {
             return Ok(Box::new(gated(at, inner)?));
