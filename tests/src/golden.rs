@@ -13,7 +13,7 @@
 
 use std::path::{Path, PathBuf};
 
-use mlxcel::engine::{EngineHandle, LoadOptions, open_model, start_engine};
+use mlxcel::engine::{EngineFacts, EngineHandle, LoadOptions, open_model, start_engine};
 use mlxcel::plugin::{BackendChoice, DType, Loader};
 use mlxcel_registry::plugin::{Catalogue, HostProfile, SearchInputs};
 use serde_json::Value;
@@ -31,6 +31,14 @@ pub fn golden(folder: &Path) -> Value {
 
 /// Opens a checkpoint on the cpu backend; `Err` is the host's message. `ctx_size` 0 is the model's own.
 pub fn open(checkpoint: &Path, ctx_size: usize, dtype: DType) -> Result<EngineHandle, String> {
+    open_with_facts(checkpoint, ctx_size, dtype).map(|(engine, _)| engine)
+}
+
+fn open_with_facts(
+    checkpoint: &Path,
+    ctx_size: usize,
+    dtype: DType,
+) -> Result<(EngineHandle, EngineFacts), String> {
     let dir = std::env::var_os("MLXCEL_TEST_PLUGINS_DIR");
     let dir =
         dir.expect("MLXCEL_TEST_PLUGINS_DIR is not set: run the tests with `cargo xtask test`");
@@ -50,9 +58,7 @@ pub fn open(checkpoint: &Path, ctx_size: usize, dtype: DType) -> Result<EngineHa
         threads: 1,
         ..LoadOptions::default()
     };
-    let (engine, _) =
-        start_engine(opened, backend, options, |_, _| {}).map_err(|e| e.to_string())?;
-    Ok(engine)
+    start_engine(opened, backend, options, |_, _| {}).map_err(|e| e.to_string())
 }
 
 /// As [`open`], for checkpoints that must open.
@@ -135,8 +141,9 @@ pub struct Case<'a> {
 pub fn check(case: &Case<'_>) {
     let variant = case.folder.display();
     let golden = golden(&case.folder);
-    let engine = engine(&case.folder.join(case.file), case.ctx_size, DType::F32);
-    let mut ran = 0;
+    let checkpoint = case.folder.join(case.file);
+    let (engine, facts) = open_with_facts(&checkpoint, case.ctx_size, DType::F32).unwrap();
+    let (mut ran, mut worst) = (0, 0.0_f32);
     for prompt in golden["prompts"].as_array().unwrap() {
         let name = prompt["name"].as_str().unwrap();
         if !case.prompts.contains(&name) {
@@ -147,6 +154,7 @@ pub fn check(case: &Case<'_>) {
         let logits = engine.score(tokens.clone()).unwrap();
         let off = distance(&logits, &floats(&prompt["last_logits"]));
         println!("{variant}, {name}: {off:.1e} of the range of logits");
+        worst = worst.max(off);
         assert!(
             off < case.limit,
             "{variant}, {name}: logits are off by {off} of their range"
@@ -173,4 +181,5 @@ pub fn check(case: &Case<'_>) {
         "{variant}: the golden lacks one of {:?}",
         case.prompts
     );
+    crate::golden_results::settle(&case.folder, &facts.arch, worst);
 }

@@ -2,6 +2,7 @@
 
 pub mod cli;
 pub mod golden;
+mod golden_results;
 pub mod http;
 pub mod plugins;
 pub mod scripted;

@@ -61,6 +61,12 @@ pub enum Command {
     BenchServer(ServerArgs),
     /// Mixed traffic for our server for a long time; fails if it holds more afterwards
     Soak(SoakArgs),
+    /// Make the table of architectures in families/README.md from what the goldens' tests measured
+    Families {
+        /// Compare instead of writing; a difference is an error
+        #[arg(long)]
+        check: bool,
+    },
     /// Write abi/surface.txt, the text form of the plugin interface
     AbiDump {
         /// Compare instead of writing; a difference is an error

@@ -16,6 +16,7 @@ mod deny;
 mod deps;
 mod dist;
 mod error;
+mod families;
 mod fetch;
 mod mlx;
 mod model;
@@ -72,6 +73,7 @@ fn run(cli: Cli) -> Result<(), Error> {
         Command::BenchPeers(args) => peers::bench(&workspace, &args)?,
         Command::BenchServer(args) => peers::bench_server(&workspace, &args)?,
         Command::Soak(args) => peers::soak(&workspace, &args)?,
+        Command::Families { check } => families::run(&workspace, check)?,
         Command::AbiDump { check } => abi_surface::run(&workspace, check)?,
     }
     Ok(())

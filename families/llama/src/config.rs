@@ -42,6 +42,8 @@ pub(crate) struct Defaults {
     pub window: bool,
     /// Width of a head where the configuration gives none; none is hidden size over heads.
     pub head_dim: Option<usize>,
+    /// The feed-forward block is the architecture's own, and so is the meaning of `hidden_act`.
+    pub own_feed_forward: bool,
 }
 
 impl DecoderConfig {
@@ -81,7 +83,11 @@ impl DecoderConfig {
             tied: config.bool_or("tie_word_embeddings", defaults.tied)?,
             attention_bias: config.bool_or("attention_bias", false)?,
             mlp_bias: config.bool_or("mlp_bias", false)?,
-            activation: Activation::read(config, "hidden_act", Activation::Silu)?,
+            activation: if defaults.own_feed_forward {
+                Activation::Silu
+            } else {
+                Activation::read(config, "hidden_act", Activation::Silu)?
+            },
             rope,
             layers: layer_kinds(config, n_layers, defaults.window)?,
         })

@@ -19,7 +19,7 @@ impl Temperature {
         positions
             .cast(DType::F32)?
             .add_scalar(self.offset)?
-            .mul_scalar(1.0 / self.length)?
+            .div_scalar(self.length)?
             .floor()?
             .log1p()?
             .mul_scalar(self.scale)?

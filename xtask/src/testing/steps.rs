@@ -7,7 +7,7 @@ use crate::plugins::select::needs_vendor_toolkit;
 use crate::plugins::{self, Request};
 use crate::process::Run;
 use crate::workspace::{Workspace, in_ci};
-use crate::{abi_surface, deny, deps, mlx, model, tidy};
+use crate::{abi_surface, deny, deps, families, mlx, model, tidy};
 
 pub struct Step {
     pub name: &'static str,
@@ -26,6 +26,11 @@ pub const STEPS: &[Step] = &[
         name: "tidy",
         about: "sizes, headers, words, unsafe code, links, dependency list",
         run: tidy::run,
+    },
+    Step {
+        name: "families",
+        about: "the table of architectures is what the goldens' tests measured",
+        run: |workspace| families::run(workspace, true),
     },
     Step {
         name: "setup",
