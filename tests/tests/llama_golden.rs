@@ -63,11 +63,14 @@ variants! {
     llama4: "llama4";
     llama4_text: "llama4-text";
     nemotron_nas: "nemotron-nas";
+    arcee: "arcee";
     iquestcoder: "iquestcoder";
     iquestloopcoder: "iquestloopcoder";
     mlx_ministral3: "mlx-ministral3-4bit";
     mlx_llama4: "mlx-llama4-4bit";
     mlx_nemotron_nas: "mlx-nemotron-nas-4bit";
+    fp8_with_block_scales: "fp8-blocks";
+    fp8_with_a_scale_a_matrix: "fp8-tensor";
     mlx_3_bits: "mlx-3bit-g32";
     mlx_4_bits: "mlx-4bit-g32";
     mlx_5_bits: "mlx-5bit-g32";
@@ -158,16 +161,18 @@ fn legacy_configs_read_alike() {
 #[test]
 fn half_types_stay_near() {
     for (dtype, limit) in [(DType::F16, 5e-3), (DType::BF16, 4e-2)] {
-        for variant in [
-            "llama-gqa",
-            "mlx-4bit-g32",
-            "mistral-window",
-            "ministral3",
-            "nemotron-nas",
-            "iquestloopcoder",
+        // A temperature above 1 sharpens the rounding of scores too.
+        for (variant, times) in [
+            ("llama-gqa", 1.0),
+            ("mlx-4bit-g32", 1.0),
+            ("mistral-window", 1.0),
+            ("ministral3", 2.0),
+            ("nemotron-nas", 1.0),
+            ("iquestloopcoder", 1.0),
         ] {
             let from = folder("llama", variant);
             let off = worst_distance(&golden(&from), &engine(&from, 0, dtype));
+            let limit = limit * times;
             assert!(off < limit, "{variant} in {}: {off}", dtype.name());
         }
     }

@@ -1,6 +1,7 @@
 //! The llama line: decoders with RMS norm, rotary embedding, grouped-query attention and a gated
 //! feed-forward block. One file per architecture; each registers itself.
 
+mod arcee;
 mod config;
 mod gguf;
 mod iquestcoder;

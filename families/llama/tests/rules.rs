@@ -69,6 +69,7 @@ rules! {
         {"attention": {"no_op": true}, "ffn": {"ffn_mult": 2.5}},
         {"attention": {"n_heads_in_group": 4}, "ffn": {"intermediate_size": 24}},
     ]};
+    arcee: {"model_type": "arcee", "hidden_act": "relu2"};
     iquestcoder: {"model_type": "iquestcoder", "head_dim": 16};
     iquestloopcoder: {"model_type": "iquestloopcoder", "loop_window_size": 3};
     smollm3: {"model_type": "smollm3", "num_hidden_layers": 4, "no_rope_layer_interval": 2};
@@ -126,6 +127,7 @@ goldens! {
     mistral3: "mistral3";
     llama4: "llama4";
     llama4_text: "llama4-text";
+    arcee: "arcee";
     iquestloopcoder: "iquestloopcoder";
     nemotron_nas: "nemotron-nas";
     rope_linear: "rope-linear";

@@ -157,6 +157,14 @@ VARIANTS = {
             "default rope": dict(rope_parameters=dict(rope_type="default", rope_theta=2000.0)),
         },
     ),
+    "arcee": variant(
+        "a feed-forward block of two matrices and a squared ReLU; biases",
+        SMALL | dict(model_type="arcee", hidden_act="relu2", max_position_embeddings=128, attention_bias=True, mlp_bias=True)
+        | dict(rope_parameters=dict(rope_type="default", rope_theta=10000.0)),
+        4,
+        dtype="BF16",
+        long=24,
+    ),
     "iquestcoder": variant(
         "llama with the name of iquestcoder and heads wider than hidden size over heads",
         SMALL | dict(model_type="iquestcoder", head_dim=16, max_position_embeddings=128)
