@@ -111,6 +111,16 @@ impl Mlxcel {
         self.with("MLXCEL_PLUGIN_PATH", path)
     }
 
+    /// As [`Mlxcel::with_mock_plugins`], with a fault in the backend; see `tests/plugins/mock_backend`.
+    #[must_use]
+    pub fn with_faulty_device(self, fault: &str) -> Self {
+        let home = self.with_mock_plugins();
+        if let Err(error) = Healthy::Backend.with_fault(&home.dir("plugins"), fault) {
+            give_up(&error.to_string());
+        }
+        home
+    }
+
     /// Uses the real plugins; their folder is shown as `[plugins]`.
     #[must_use]
     pub fn with_real_plugins(mut self) -> Self {

@@ -75,9 +75,6 @@ fn a_thousand_requests_with_disconnects_and_rubbish() {
     let stats = server.get("/v1/cache/stats").success();
     assert_eq!(stats["pool_pages_in_use"], stats["pages"]);
     server.post("/v1/cache/reset", &json!({})).success();
-    server
-        .post("/completion", &json!({"prompt": "a", "n_predict": 1}))
-        .success();
     server.wait_for("the pages are free", |server| {
         server.get("/v1/cache/stats").success()["pool_pages_in_use"] == 0
     });
@@ -443,6 +440,26 @@ fn health_says_loading_until_a_token_was_computed() {
         ended.code != Some(0) && ended.stderr.contains("fails as told"),
         "{ended:?}"
     );
+}
+
+/// The address is a promise: with a model that cannot be served none is printed.
+#[test]
+fn no_address_is_printed_for_a_model_that_cannot_be_served() {
+    let home = Mlxcel::new().with_mock_plugins();
+    let model = home.mock_model("model");
+    let config = std::fs::read_to_string(model.join("config.json")).expect("read");
+    for (config, message) in [
+        (config.replace("\"mock\"", "\"mcok\""), "no plugin knows"),
+        (config.clone(), "tokenizer"),
+    ] {
+        home.file("model/config.json", config);
+        let done = home.run(["serve", "-m", "./model", "--port", "0"]);
+        assert_eq!(done.stdout, "", "{}", done.show());
+        assert!(done.stderr.contains(message), "{}", done.show());
+    }
+    let home = home.with("MLXCEL_MEMORY_LIMIT", "1");
+    let done = home.run(["serve", "-m", "./model", "--port", "0"]);
+    assert_eq!((done.code, done.stdout.as_str()), (Some(7), ""));
 }
 
 #[test]

@@ -74,6 +74,72 @@ fn answers_are_the_same_alone_and_together() {
 }
 
 #[test]
+fn turn_two_computes_only_what_is_new() {
+    let (cached, plain) = (Server::real(&[]), Server::real(&["--no-prefix-cache"]));
+    let history = "Paris is a city on the river Seine. ".repeat(12);
+    let first =
+        json!({"role": "user", "content": format!("{history}What is the capital of France?")});
+    let mut messages = vec![first];
+    let mut known = 0;
+    for question in ["And of Italy?", "And of Spain?", ""] {
+        let body = json!({"messages": messages, "temperature": 0, "max_tokens": 24});
+        let answer = cached.post("/v1/chat/completions", &body).success();
+        let uncached = plain.post("/v1/chat/completions", &body).success();
+        assert_eq!(text(&answer), text(&uncached));
+        assert_eq!(uncached["timings"]["cache_n"], 0);
+        let number = |place: &str| answer["usage"][place].as_u64().expect("a number");
+        let found = answer["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64();
+        assert_eq!(found, Some(known), "of {} tokens", number("prompt_tokens"));
+        let computed = answer["timings"]["prompt_n"].as_u64();
+        assert_eq!(computed, Some(number("prompt_tokens") - known));
+        // All that was said but the last token, which was never computed.
+        known = number("prompt_tokens") + number("completion_tokens") - 1;
+        messages.push(json!({"role": "assistant", "content": text(&answer)}));
+        messages.push(json!({"role": "user", "content": question}));
+    }
+    let stats = plain.get("/v1/cache/stats").success();
+    assert_eq!(
+        (stats["enabled"].as_bool(), stats["pages"].as_u64()),
+        (Some(false), Some(0))
+    );
+}
+
+#[test]
+fn a_server_that_was_killed_finds_its_pages_again() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let dir = dir.path().to_str().expect("a path");
+    let flags = [
+        "--prefix-cache-dir",
+        dir,
+        "--prefix-cache-dir-bytes",
+        "100000000",
+    ];
+    let story = "Paris is a city on the river Seine. ".repeat(9);
+    let body = json!({
+        "messages": [{"role": "user", "content": format!("{story}What is the capital of France?")}],
+        "temperature": 0, "max_tokens": 12,
+    });
+    let first = Server::real(&flags);
+    let answer = first.post("/v1/chat/completions", &body).success();
+    let number = |place: &str| answer["usage"][place].as_u64().expect("a number");
+    let full_pages = (number("prompt_tokens") + number("completion_tokens") - 1) / 32;
+    first.wait_for("the pages are written", |server| {
+        let stats = server.get("/v1/cache/stats").success();
+        stats["disk"]["pages_written"].as_u64() == Some(full_pages)
+    });
+    // Without a chance to clean up.
+    drop(first);
+    let second = Server::real(&flags);
+    let again = second.post("/v1/chat/completions", &body).success();
+    assert_eq!(text(&again), text(&answer));
+    let found = again["timings"]["cache_n"].as_u64().expect("a number");
+    assert_eq!(found, (number("prompt_tokens") - 1) / 32 * 32);
+    let stats = second.get("/v1/cache/stats").success();
+    assert_eq!(stats["disk"]["pages_read"].as_u64(), Some(found / 32));
+    assert_eq!(stats["disk"]["files_damaged"], 0);
+}
+
+#[test]
 fn the_official_client_is_content() {
     let client = prepared("MLXCEL_TEST_OPENAI_CLIENT");
     let python = std::env::var_os("PYTHON").unwrap_or_else(|| "python3".into());

@@ -8,7 +8,7 @@ use super::figures::EngineFigures;
 use super::pack::Span;
 use super::queue::Queue;
 use super::request::FinishReason;
-use super::runner::{PAGE_SIZE, PREFILL_CHUNK, Runner};
+use super::runner::{PAGE_SIZE, PREFILL_CHUNK, Runner, Spilled};
 use super::schedule::{Budget, Need, plan};
 
 /// Bounds of the batch.
@@ -79,6 +79,9 @@ impl Batch {
             kv_bytes,
             prefix_pages,
             prefix,
+            prefix_max_pages: self.runner.prefix_limits().max_pages.min(pages_total),
+            disk: self.runner.disk_stats(),
+            live_tensors: self.runner.live_tensors(),
             is_poisoned: self.runner.is_poisoned(),
             ..self.counters
         }
@@ -87,6 +90,11 @@ impl Batch {
     /// Empties the prefix cache.
     pub fn clear_prefix(&mut self) {
         self.runner.clear_prefix();
+    }
+
+    /// Writes a page of the prefix cache to the disk, if one waits for that.
+    pub fn spill(&mut self) -> Spilled {
+        self.runner.spill()
     }
 
     /// The model and its caches.
@@ -246,6 +254,7 @@ impl Batch {
                 if *rows == 0 {
                     continue;
                 }
+                *rows = self.runner.cut(&active.sequence, *rows);
                 let Err(error) = self.runner.reserve(&mut active.sequence, *rows) else {
                     continue;
                 };
@@ -297,6 +306,10 @@ impl Batch {
             if !wants {
                 continue;
             }
+            let request = &active.request;
+            if request.shares_prompt && active.sequence.len() == request.prompt.len() {
+                self.runner.share(&request.namespace, &active.sequence);
+            }
             let missing = || EngineError::Internal {
                 message: "a step that wanted logits gave none".to_owned(),
             };
@@ -343,6 +356,7 @@ impl Batch {
     /// waiting ones are not touched.
     pub fn fail_all(&mut self, error: EngineError) {
         let message = error.to_string();
+        let is_exhausted = error.is_exhausted();
         let mut first = Some(error);
         self.counters.failed_steps += 1;
         self.counters.failed_in_a_row += 1;
@@ -351,6 +365,7 @@ impl Batch {
             self.runner.forget(&mut active.sequence);
             let own = first.take().unwrap_or_else(|| EngineError::StepFailed {
                 message: message.clone(),
+                is_exhausted,
             });
             active.fail(own);
         }

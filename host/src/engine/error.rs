@@ -27,6 +27,20 @@ pub enum EngineError {
         /// What is wrong.
         message: String,
     },
+    /// The folder of the prefix cache cannot be used.
+    #[error("the folder of the prefix cache {}: {source}", dir.display())]
+    PrefixDir {
+        /// The folder.
+        dir: PathBuf,
+        /// Why not.
+        source: std::io::Error,
+    },
+    /// The model's caches are not of a kind that can be kept on disk.
+    #[error("{arch} has caches that cannot be kept on disk: leave --prefix-cache-dir out")]
+    PrefixDirUnsupported {
+        /// Architecture.
+        arch: String,
+    },
     /// A checkpoint cannot be read.
     #[error(transparent)]
     Checkpoint(#[from] mlxcel_registry::checkpoint::CheckpointError),
@@ -94,6 +108,8 @@ pub enum EngineError {
     StepFailed {
         /// What failed.
         message: String,
+        /// Whether for lack of memory.
+        is_exhausted: bool,
     },
     /// Sampling failed.
     #[error(transparent)]
@@ -118,4 +134,15 @@ pub enum EngineError {
         /// What is wrong.
         message: String,
     },
+}
+
+impl EngineError {
+    /// Whether the device's memory is used up, which may be otherwise in a moment.
+    pub fn is_exhausted(&self) -> bool {
+        match self {
+            Self::Call(error) => error.is_exhausted(),
+            Self::StepFailed { is_exhausted, .. } => *is_exhausted,
+            _ => false,
+        }
+    }
 }

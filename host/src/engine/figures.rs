@@ -1,6 +1,7 @@
 //! What the engine has done and holds, for those who watch it.
 
 use super::prefix::PrefixStats;
+use super::prefix_disk::DiskStats;
 
 /// Counters since the start, and what is held now.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -41,6 +42,12 @@ pub struct EngineFigures {
     pub kv_bytes: usize,
     /// Pages of the prefix cache.
     pub prefix_pages: usize,
+    /// Most pages it may have; 0 when it is off.
+    pub prefix_max_pages: usize,
     /// Counters of the prefix cache.
     pub prefix: PrefixStats,
+    /// Counters of its disk.
+    pub disk: DiskStats,
+    /// Tensors that the backend holds; 0 where it does not count them.
+    pub live_tensors: u64,
 }

@@ -9,7 +9,10 @@ use crate::plugin::{DType, ModelRequest, OpenOptions, SelectedBackend};
 use super::batch::BatchLimits;
 use super::detect::OpenedModel;
 use super::error::EngineError;
-use super::runner::Runner;
+use super::fingerprint::Fingerprint;
+use super::prefix::PrefixLimits;
+use super::prefix_disk::{DiskOptions, DiskTier};
+use super::runner::{PAGE_SIZE, Runner};
 use super::thread::EngineHandle;
 use super::weight_source::CheckpointWeights;
 
@@ -22,10 +25,44 @@ pub struct LoadOptions {
     pub ctx_size: usize,
     /// Compute threads; 0 lets the backend decide.
     pub threads: usize,
+    /// How products are computed; none lets the backend decide.
+    pub precision: Option<Precision>,
     /// Bounds of the batch.
     pub limits: BatchLimits,
     /// Bytes for keys and values; none is most of what the device has left beside the weights.
     pub kv_budget_bytes: Option<u64>,
+    /// What is kept of finished sequences.
+    pub prefix: PrefixOptions,
+}
+
+/// How a backend computes products, where it has a choice.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Precision {
+    /// In the type of the activations.
+    Exact,
+    /// With activations rounded to what is fastest.
+    Fast,
+}
+
+impl Precision {
+    /// As the backends' option has it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Exact => "exact",
+            Self::Fast => "fast",
+        }
+    }
+}
+
+/// What is kept of finished sequences.
+#[derive(Debug, Clone, Default)]
+pub struct PrefixOptions {
+    /// Bytes on the device; none is what requests leave free, 0 keeps nothing.
+    pub max_bytes: Option<u64>,
+    /// How long pages stay that nobody asks for; none is for ever.
+    pub ttl: Option<Duration>,
+    /// Pages that outlive the process.
+    pub disk: Option<DiskOptions>,
 }
 
 /// What became of the options: facts for people, logs and tests.
@@ -68,11 +105,12 @@ pub fn start_engine(
         });
     }
     EngineHandle::start(options.limits, move || {
-        load(&opened, &backend, &options, &progress)
+        load_runner(&opened, &backend, &options, &progress)
     })
 }
 
-fn load(
+/// Loads the model on this thread, which owns the backend from then on.
+pub fn load_runner(
     opened: &OpenedModel,
     selected: &SelectedBackend,
     options: &LoadOptions,
@@ -87,6 +125,10 @@ fn load(
     if options.threads > 0 {
         open.options
             .insert("threads".to_owned(), Value::from(options.threads));
+    }
+    if let Some(precision) = options.precision {
+        open.options
+            .insert("precision".to_owned(), Value::from(precision.name()));
     }
     let backend = selected.plugin.open(&open)?;
     let config = opened.checkpoint.config().to_string();
@@ -104,7 +146,7 @@ fn load(
         .first()
         .map(|device| device.description.clone())
         .unwrap_or_default();
-    let kv_tokens = kv_tokens(opened, selected, options, dtype, context_tokens);
+    let (kv_tokens, checkpoints) = cache_sizes(opened, selected, options, dtype, context_tokens);
     let facts = EngineFacts {
         arch: opened.decision.arch.clone(),
         family: (
@@ -123,10 +165,59 @@ fn load(
         weights_bytes: opened.checkpoint.weights_bytes(),
         load: started.elapsed(),
     };
-    Ok((
-        Runner::new(model, opened.desc.clone(), context_tokens, kv_tokens, dtype),
-        facts,
-    ))
+    let page_bytes = opened.desc.kv_bytes_per_token(dtype.size_bytes()) * PAGE_SIZE;
+    let runner = Runner::new(model, opened.desc.clone(), context_tokens, kv_tokens, dtype)
+        .with_states(options.limits.parallel.max(1), checkpoints)
+        .with_prefix_limits(options.prefix.limits(page_bytes));
+    let runner = match &options.prefix.disk {
+        None => runner,
+        Some(_) if !runner.has_exact_boundaries() => {
+            return Err(EngineError::PrefixDirUnsupported {
+                arch: opened.desc.arch.clone(),
+            });
+        }
+        Some(disk) => runner.with_disk(open_disk(opened, selected, disk, &facts)?),
+    };
+    Ok((runner, facts))
+}
+
+impl PrefixOptions {
+    fn limits(&self, page_bytes: usize) -> PrefixLimits {
+        let pages = |bytes: u64| match bytes {
+            0 => 0,
+            bytes => (bytes / page_bytes.max(1) as u64).max(1),
+        };
+        PrefixLimits {
+            max_pages: self.max_bytes.map_or(usize::MAX, |bytes| {
+                usize::try_from(pages(bytes)).unwrap_or(usize::MAX)
+            }),
+            ttl: self.ttl,
+        }
+    }
+}
+
+/// Opens the folder of the prefix cache for this model, these plugins, and this layout of the caches.
+fn open_disk(
+    opened: &OpenedModel,
+    selected: &SelectedBackend,
+    options: &DiskOptions,
+    facts: &EngineFacts,
+) -> Result<DiskTier, EngineError> {
+    let open = || {
+        let mut fingerprint = Fingerprint::new();
+        fingerprint.add_checkpoint(opened.checkpoint.path())?;
+        fingerprint.add_content(opened.family.path())?;
+        fingerprint.add_content(selected.plugin.path())?;
+        fingerprint.add(format!("{:?}", opened.desc));
+        fingerprint.add(facts.dtype.name());
+        // Scaled rotations may depend on the context that was asked for.
+        fingerprint.add(facts.context_tokens.to_le_bytes());
+        DiskTier::open(options.clone(), fingerprint.finish(), PAGE_SIZE)
+    };
+    open().map_err(|source| EngineError::PrefixDir {
+        dir: options.dir.clone(),
+        source,
+    })
 }
 
 /// Float type of activations and caches when nobody asks for one: the backend's preference, else what
@@ -151,15 +242,21 @@ pub fn preferred_dtype(opened: &OpenedModel, selected: &SelectedBackend) -> DTyp
 /// activations and for others.
 const KV_SHARE: f64 = 0.8;
 
+/// Share of the budget that states left for later requests may take when nobody says otherwise, and
+/// most of them: they are looked through one by one.
+const CHECKPOINT_SHARE: u64 = 8;
+const MOST_CHECKPOINTS: u64 = 256;
+
 /// Tokens whose keys and values may be held at a time: what all requests together could use, within
-/// the budget.
-fn kv_tokens(
+/// the budget. Recurrent states come first, since a request without one cannot run; also gives how many
+/// of them may be kept for later requests.
+fn cache_sizes(
     opened: &OpenedModel,
     selected: &SelectedBackend,
     options: &LoadOptions,
     dtype: DType,
     context_tokens: usize,
-) -> usize {
+) -> (usize, usize) {
     let wanted = context_tokens.saturating_mul(options.limits.parallel.max(1));
     let per_token = opened.desc.kv_bytes_per_token(dtype.size_bytes()).max(1) as u64;
     let free_bytes = selected
@@ -174,7 +271,14 @@ fn kv_tokens(
         None if free_bytes == 0 => u64::MAX,
         None => (left_bytes as f64 * KV_SHARE) as u64,
     };
-    wanted.min(usize::try_from(budget_bytes / per_token).unwrap_or(usize::MAX))
+    let state_bytes = opened.desc.state_bytes_per_sequence() as u64;
+    let most_bytes = options.prefix.max_bytes.unwrap_or(budget_bytes / CHECKPOINT_SHARE);
+    let checkpoints = (most_bytes.checked_div(state_bytes).unwrap_or(0)).min(MOST_CHECKPOINTS);
+    // Two for every request, one that a step reads and one that it writes.
+    let states = 2 * options.limits.parallel.max(1) as u64 + checkpoints;
+    let kv_bytes = budget_bytes.saturating_sub(state_bytes.saturating_mul(states));
+    let tokens = usize::try_from(kv_bytes / per_token).unwrap_or(usize::MAX);
+    (wanted.min(tokens), checkpoints as usize)
 }
 
 /// The context that is asked for, which must be one the model has.

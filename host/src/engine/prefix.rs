@@ -4,10 +4,17 @@
 //! the node's page ends, so that a hit is never a matter of hashes. Roots are apart by namespace
 //! (tenant, adapter): nobody finds another's pages. Each node owns one reference to its page.
 //!
-//! Only full pages are kept, and a boundary between pages is exact for dense and windowed caches,
-//! since the pool keeps all positions.
+//! A boundary between pages is exact for dense and windowed caches, since the pool keeps all positions.
+//! Pages that are not full are a matter of their own: see `tail`. How much is kept and for how long:
+//! see `limits`.
+
+mod limits;
+mod tail;
 
 use std::collections::HashMap;
+use std::time::Instant;
+
+pub use limits::PrefixLimits;
 
 use super::pages::{PageAllocator, PageId};
 
@@ -22,6 +29,8 @@ struct Node {
     page: Option<PageId>,
     children: HashMap<Box<[u32]>, NodeId>,
     used: u64,
+    /// When it was last found or kept.
+    used_at: Instant,
 }
 
 /// Counters since the start.
@@ -33,8 +42,12 @@ pub struct PrefixStats {
     pub misses: u64,
     /// Tokens that did not have to be computed.
     pub reused_tokens: u64,
-    /// Pages evicted.
+    /// Pages evicted because others needed the room.
     pub evicted_pages: u64,
+    /// Pages let go because nobody asked for them for long.
+    pub expired_pages: u64,
+    /// Pages let go because the cache had its share.
+    pub capped_pages: u64,
 }
 
 /// Pages by the tokens that lead to them.
@@ -45,13 +58,15 @@ pub struct PrefixCache {
     clock: u64,
     page_size: usize,
     pages: usize,
+    limits: PrefixLimits,
     stats: PrefixStats,
 }
 
 impl PrefixCache {
     /// An empty cache for pages of `page_size` positions.
-    pub fn new(page_size: usize) -> Self {
+    pub fn new(page_size: usize, limits: PrefixLimits) -> Self {
         Self {
+            limits,
             nodes: Vec::new(),
             free: Vec::new(),
             roots: HashMap::new(),
@@ -81,6 +96,7 @@ impl PrefixCache {
         let clock = self.clock;
         if let Some(node) = self.nodes.get_mut(id).and_then(Option::as_mut) {
             node.used = clock;
+            node.used_at = Instant::now();
         }
     }
 
@@ -132,6 +148,15 @@ impl PrefixCache {
         found
     }
 
+    /// Takes back from the counters what was found and could not be used: of `found` pages only `used`.
+    pub fn not_used(&mut self, found: usize, used: usize) {
+        if found > 0 && used == 0 {
+            self.stats.hits -= 1;
+            self.stats.misses += 1;
+        }
+        self.stats.reused_tokens -= ((found - used.min(found)) * self.page_size) as u64;
+    }
+
     /// Keeps the full pages of a sequence. Where the cache has a page for the same tokens already,
     /// that one stays.
     pub fn keep(
@@ -141,6 +166,9 @@ impl PrefixCache {
         sequence: &[PageId],
         pages: &mut PageAllocator,
     ) {
+        if self.limits.keeps_nothing() {
+            return;
+        }
         let root = match self.roots.get(namespace) {
             Some(root) => *root,
             None => {
@@ -150,6 +178,7 @@ impl PrefixCache {
                     page: None,
                     children: HashMap::new(),
                     used: 0,
+                    used_at: Instant::now(),
                 });
                 self.roots.insert(namespace.to_owned(), root);
                 root
@@ -164,20 +193,7 @@ impl PrefixCache {
                 Some(id) => id,
                 None => {
                     pages.share(*page);
-                    self.pages += 1;
-                    let key: Box<[u32]> = chunk.into();
-                    let node = Node {
-                        parent: at,
-                        tokens: key.clone(),
-                        page: Some(*page),
-                        children: HashMap::new(),
-                        used: 0,
-                    };
-                    let id = self.add(node);
-                    if let Some(parent) = self.nodes.get_mut(at).and_then(Option::as_mut) {
-                        parent.children.insert(key, id);
-                    }
-                    id
+                    self.hang(at, chunk, *page)
                 }
             };
             self.touch(id);
@@ -185,9 +201,34 @@ impl PrefixCache {
         }
     }
 
+    /// Adds a page under a node; the reference to it is the cache's from now on.
+    fn hang(&mut self, parent: NodeId, tokens: &[u32], page: PageId) -> NodeId {
+        self.pages += 1;
+        let key: Box<[u32]> = tokens.into();
+        let id = self.add(Node {
+            parent,
+            tokens: key.clone(),
+            page: Some(page),
+            children: HashMap::new(),
+            used: 0,
+            used_at: Instant::now(),
+        });
+        if let Some(parent) = self.nodes.get_mut(parent).and_then(Option::as_mut) {
+            parent.children.insert(key, id);
+        }
+        id
+    }
+
+    /// Makes room: lets go of pages until `wanted` were freed or none is left. Gives how many.
+    pub fn evict(&mut self, wanted: usize, pages: &mut PageAllocator) -> usize {
+        let freed = self.let_go(wanted, pages);
+        self.stats.evicted_pages += freed as u64;
+        freed
+    }
+
     /// Lets go of pages that nobody else uses, least recently used first, leaves before their
     /// parents, until `wanted` were freed or none is left. Gives how many.
-    pub fn evict(&mut self, wanted: usize, pages: &mut PageAllocator) -> usize {
+    fn let_go(&mut self, wanted: usize, pages: &mut PageAllocator) -> usize {
         let mut freed = 0;
         while freed < wanted {
             let leaf = self
@@ -204,22 +245,26 @@ impl PrefixCache {
             self.remove(id, pages);
             freed += 1;
         }
-        self.stats.evicted_pages += freed as u64;
         freed
     }
 
     fn remove(&mut self, id: NodeId, pages: &mut PageAllocator) {
-        let Some(node) = self.nodes.get_mut(id).and_then(Option::take) else {
-            return;
-        };
-        if let Some(page) = node.page {
+        if let Some(page) = self.take_off(id) {
             pages.give_back(page);
+        }
+    }
+
+    /// Removes a leaf; the reference to its page is the caller's from now on.
+    fn take_off(&mut self, id: NodeId) -> Option<PageId> {
+        let node = self.nodes.get_mut(id).and_then(Option::take)?;
+        if node.page.is_some() {
             self.pages -= 1;
         }
         if let Some(parent) = self.nodes.get_mut(node.parent).and_then(Option::as_mut) {
             parent.children.remove(&node.tokens);
         }
         self.free.push(id);
+        node.page
     }
 
     /// Lets go of everything.
@@ -254,7 +299,10 @@ mod tests {
 
     #[test]
     fn a_prefix_is_found_to_the_last_full_page() {
-        let (mut cache, mut pages) = (PrefixCache::new(PAGE), PageAllocator::new(100));
+        let (mut cache, mut pages) = (
+            PrefixCache::new(PAGE, PrefixLimits::default()),
+            PageAllocator::new(100),
+        );
         let tokens: Vec<u32> = (0..11).collect();
         let own = kept(&mut cache, &mut pages, "", &tokens);
         assert_eq!(cache.find("", &tokens, 99, &mut pages), own[..2]);
@@ -266,14 +314,17 @@ mod tests {
                 hits: 2,
                 misses: 1,
                 reused_tokens: 12,
-                evicted_pages: 0
+                ..PrefixStats::default()
             }
         );
     }
 
     #[test]
     fn namespaces_do_not_see_each_other() {
-        let (mut cache, mut pages) = (PrefixCache::new(PAGE), PageAllocator::new(100));
+        let (mut cache, mut pages) = (
+            PrefixCache::new(PAGE, PrefixLimits::default()),
+            PageAllocator::new(100),
+        );
         let tokens: Vec<u32> = (0..8).collect();
         kept(&mut cache, &mut pages, "a", &tokens);
         assert!(cache.find("b", &tokens, 99, &mut pages).is_empty());
@@ -282,7 +333,10 @@ mod tests {
 
     #[test]
     fn pages_in_use_are_not_evicted_and_old_ones_go_first() {
-        let (mut cache, mut pages) = (PrefixCache::new(PAGE), PageAllocator::new(100));
+        let (mut cache, mut pages) = (
+            PrefixCache::new(PAGE, PrefixLimits::default()),
+            PageAllocator::new(100),
+        );
         let (old, new): (Vec<u32>, Vec<u32>) = ((0..8).collect(), (100..108).collect());
         for tokens in [&old, &new] {
             for page in kept(&mut cache, &mut pages, "", tokens) {
@@ -301,7 +355,7 @@ mod tests {
         /// Against a model that keeps every list of tokens ever kept.
         #[test]
         fn what_is_found_was_kept_and_no_page_leaks(ops in proptest::collection::vec((0u8..3, proptest::collection::vec(0u32..3, 0..14)), 1..60)) {
-            let (mut cache, mut pages) = (PrefixCache::new(PAGE), PageAllocator::new(10_000));
+            let (mut cache, mut pages) = (PrefixCache::new(PAGE, PrefixLimits::default()), PageAllocator::new(10_000));
             let mut all: Vec<Vec<u32>> = Vec::new();
             for (op, tokens) in ops {
                 match op {

@@ -1,14 +1,26 @@
 //! Runs packed steps of a loaded model. Lives on the engine thread.
 
+mod disk;
+mod score;
+mod states;
+
+use std::time::Instant;
+
 use crate::plugin::{DType, Model, StepInputs};
 
-use super::desc::ModelDesc;
+use super::desc::{CacheDesc, ModelDesc};
 use super::error::EngineError;
 use super::pack::{PackedStep, Span, pack};
 use super::pages::PageAllocator;
-use super::pool::{KvPool, StepKv};
-use super::prefix::{PrefixCache, PrefixStats};
+use super::pool::{KvPool, StepArrays, StepKv};
+use super::prefix::{PrefixCache, PrefixLimits, PrefixStats};
+use super::prefix_disk::DiskTier;
 use super::sequence::Sequence;
+use super::state_slots::StateSlots;
+use super::states::StatePool;
+use disk::PendingList;
+
+pub use disk::Spilled;
 
 /// Positions in a page: the unit of sharing and of growth.
 pub const PAGE_SIZE: usize = 32;
@@ -20,10 +32,15 @@ pub const PREFILL_CHUNK: usize = 512;
 pub struct Runner {
     // Order of fields is order of drop: tensors and model before the backend they keep open.
     pool: KvPool,
+    states: StatePool,
     model: Model,
     desc: ModelDesc,
     pages: PageAllocator,
     prefix: PrefixCache,
+    slots: StateSlots,
+    /// Pages that outlive the process; none unless it was asked for.
+    disk: Option<DiskTier>,
+    pending: PendingList,
     context_tokens: usize,
 }
 
@@ -37,15 +54,45 @@ impl Runner {
         kv_dtype: DType,
     ) -> Self {
         let pool = KvPool::new(model.backend(), &desc, PAGE_SIZE, kv_dtype);
+        let states = StatePool::new(model.backend(), &desc);
         let pages = PageAllocator::new(kv_tokens.div_ceil(PAGE_SIZE).max(1) + 1);
         Self {
             pool,
+            states,
+            slots: StateSlots::new(1, 0),
             model,
             desc,
             pages,
-            prefix: PrefixCache::new(PAGE_SIZE),
+            prefix: PrefixCache::new(PAGE_SIZE, PrefixLimits::default()),
+            disk: None,
+            pending: PendingList::default(),
             context_tokens,
         }
+    }
+
+    /// With bounds of the prefix cache.
+    #[must_use]
+    pub fn with_prefix_limits(mut self, limits: PrefixLimits) -> Self {
+        self.prefix.set_limits(limits);
+        self
+    }
+
+    /// Whether a sequence may go on anywhere behind what it has in its pages, which is so where nothing but
+    /// keys and values by position is cached.
+    pub fn has_exact_boundaries(&self) -> bool {
+        self.desc.layers.iter().all(|layer| {
+            matches!(
+                layer,
+                CacheDesc::Dense { .. } | CacheDesc::Window { .. } | CacheDesc::None
+            )
+        })
+    }
+
+    /// With recurrent states for `sequences` at a time, and `checkpoints` of them for sequences to come.
+    #[must_use]
+    pub fn with_states(mut self, sequences: usize, checkpoints: usize) -> Self {
+        self.slots = StateSlots::new(sequences, checkpoints);
+        self
     }
 
     /// The model's description.
@@ -58,9 +105,9 @@ impl Runner {
         self.context_tokens
     }
 
-    /// Bytes of keys and values on the device.
+    /// Bytes of keys, values and states on the device.
     pub fn kv_bytes(&self) -> usize {
-        self.pool.bytes()
+        self.pool.bytes() + self.states.bytes()
     }
 
     /// Pages in use and pages there may be, page 0 left out.
@@ -74,23 +121,69 @@ impl Runner {
         (self.prefix.stats(), self.prefix.pages())
     }
 
+    /// Bounds of the prefix cache.
+    pub fn prefix_limits(&self) -> PrefixLimits {
+        self.prefix.limits()
+    }
+
+    /// Tensors that the backend holds; 0 where it does not tell.
+    pub fn live_tensors(&self) -> u64 {
+        self.model
+            .backend()
+            .memory()
+            .map_or(0, |memory| memory.live_tensors)
+    }
+
     /// Whether the model panicked, after which it refuses every step.
     pub fn is_poisoned(&self) -> bool {
         self.model.poison().is_some()
     }
 
-    /// Empties the prefix cache. Sequences that run keep their pages.
+    /// Empties the prefix cache and its disk. Sequences that run keep their pages.
     pub fn clear_prefix(&mut self) {
         self.prefix.clear(&mut self.pages);
+        self.slots.clear();
+        if let Some(disk) = &mut self.disk {
+            disk.clear();
+            self.pending.clear();
+        }
     }
 
     /// A sequence that starts with what the cache has of `tokens`, but never all of them: the last
     /// token has to run to give logits.
     pub fn begin(&mut self, namespace: &str, tokens: &[u32]) -> Sequence {
         let limit = tokens.len().saturating_sub(1);
-        let pages = self.prefix.find(namespace, tokens, limit, &mut self.pages);
-        let cached = tokens.get(..pages.len() * PAGE_SIZE).unwrap_or_default();
-        Sequence::from_pages(cached, pages)
+        self.prefix.trim(Instant::now(), &mut self.pages);
+        let mut pages = self.prefix.find(namespace, tokens, limit, &mut self.pages);
+        if self.states.is_needed() {
+            let state = self.restore_state(namespace, tokens, &mut pages);
+            let cached = tokens.get(..pages.len() * PAGE_SIZE).unwrap_or_default();
+            return Sequence::from_pages(cached, pages).with_state(state);
+        }
+        if self.has_exact_boundaries() {
+            self.restore(namespace, tokens, limit, &mut pages);
+        }
+        let mut cached = pages.len() * PAGE_SIZE;
+        if self.has_exact_boundaries()
+            && let Some((page, more)) =
+                self.prefix
+                    .take_tail(namespace, tokens, pages.len(), limit, &self.pages)
+        {
+            pages.push(page);
+            cached += more;
+        }
+        Sequence::from_pages(tokens.get(..cached).unwrap_or_default(), pages)
+    }
+
+    /// Puts the full pages of a sequence that goes on into the cache. They are written no more.
+    pub fn share(&mut self, namespace: &str, sequence: &Sequence) {
+        self.prefix.keep(
+            namespace,
+            sequence.tokens(),
+            sequence.pages(),
+            &mut self.pages,
+        );
+        self.prefix.trim(Instant::now(), &mut self.pages);
     }
 
     /// Ends a sequence. Its full pages stay in the cache.
@@ -101,11 +194,28 @@ impl Runner {
             sequence.pages(),
             &mut self.pages,
         );
+        if self.has_exact_boundaries() {
+            self.prefix.keep_tail(
+                namespace,
+                sequence.tokens(),
+                sequence.pages(),
+                &mut self.pages,
+            );
+            self.note_for_disk(namespace, sequence.tokens());
+        }
+        self.leave_checkpoint(&mut sequence);
+        let state = std::mem::take(&mut sequence.state);
+        state.keep(namespace, sequence.tokens(), &mut self.slots);
         sequence.truncate(0, PAGE_SIZE, &mut self.pages);
+        self.prefix.trim(Instant::now(), &mut self.pages);
     }
 
     /// Takes pages so that `more` tokens fit; cached pages that nobody uses make room.
     pub fn reserve(&mut self, sequence: &mut Sequence, more: usize) -> Result<(), EngineError> {
+        if self.states.is_needed() {
+            self.leave_checkpoint(sequence);
+            sequence.state.reserve(&mut self.slots)?;
+        }
         match sequence.reserve(more, PAGE_SIZE, &mut self.pages) {
             Err(EngineError::KvPoolFull {
                 wanted_pages,
@@ -123,11 +233,14 @@ impl Runner {
     /// live must be emptied with [`Runner::forget`].
     pub fn reset(&mut self) {
         self.prefix.clear(&mut self.pages);
+        self.slots.clear();
         self.pool.reset();
+        self.states.reset();
     }
 
     /// Gives a sequence's pages back without keeping them.
     pub fn forget(&mut self, sequence: &mut Sequence) {
+        std::mem::take(&mut sequence.state).forget(&mut self.slots);
         sequence.truncate(0, PAGE_SIZE, &mut self.pages);
     }
 
@@ -157,6 +270,8 @@ impl Runner {
             self.pages.capacity(),
             self.pages.capacity() + self.pages.available(),
         )?;
+        let (slots, most_slots) = self.slots.capacity();
+        self.states.grow_to(slots, most_slots)?;
         let backend = self.model.backend().clone();
         let (rows, sequences) = (step.n_rows() as i64, step.n_sequences() as i64);
         let ints = |data: &[i32], shape: &[i64]| {
@@ -175,14 +290,17 @@ impl Runner {
             &[sequences, step.pages_per_sequence as i64],
         )?;
         let logit_rows = ints(&step.logit_rows, &[step.logit_rows.len() as i64])?;
-        let kv = StepKv {
-            pool: &self.pool,
+        let arrays = StepArrays {
             slots: &slots,
             row_sequences: &row_sequences,
             positions: &positions,
             page_table: &page_table,
             row_starts: &step.row_starts,
+            pages_per_sequence: step.pages_per_sequence,
+            state_sources: &step.state_sources,
+            state_targets: &step.state_targets,
         };
+        let kv = StepKv::new(&self.pool, &self.states, arrays)?;
         let inputs = StepInputs {
             tokens: tokens.handle(),
             positions: positions.handle(),
@@ -192,6 +310,7 @@ impl Runner {
         };
         let logits = self.model.forward(&inputs, &kv)?;
         let mut wanted = self.pool.handles();
+        wanted.extend(self.states.handles());
         if step.logit_rows.is_empty() {
             backend.eval(&wanted)?;
             return Ok(None);

@@ -3,7 +3,7 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, TryRecvError, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -13,10 +13,16 @@ use super::batch::{Batch, BatchLimits};
 use super::error::EngineError;
 use super::figures::EngineFigures;
 use super::request::{CancelToken, Event, EventSink, GenerateRequest};
-use super::runner::Runner;
+use super::runner::{Runner, Spilled};
 
 /// Stack of the engine thread: graphs are built and freed by recursion in some backends.
 const STACK_BYTES: usize = 64 << 20;
+
+/// How long to wait for the writer of pages when it has enough.
+const WRITER_WAIT: Duration = Duration::from_millis(5);
+
+/// For pages that wait to be written when the engine ends.
+const FLUSH: Duration = Duration::from_secs(1);
 
 enum Command {
     Generate(Box<Job>),
@@ -257,9 +263,12 @@ fn serve(mut batch: Batch, inbox: &Receiver<Command>, pulse: &Pulse) {
     loop {
         if batch.is_idle() {
             pulse.step_began_ms.store(0, Ordering::Release);
-            match inbox.recv() {
-                Ok(command) => accept(&mut batch, command),
-                Err(_) => return,
+            match idle(&mut batch, inbox, pulse) {
+                Some(command) => accept(&mut batch, command),
+                None => {
+                    flush(&mut batch);
+                    return;
+                }
             }
         }
         loop {
@@ -268,6 +277,7 @@ fn serve(mut batch: Batch, inbox: &Receiver<Command>, pulse: &Pulse) {
                 Err(TryRecvError::Empty) => break,
                 Err(TryRecvError::Disconnected) => {
                     batch.stop("it was asked to end");
+                    flush(&mut batch);
                     return;
                 }
             }
@@ -281,6 +291,41 @@ fn serve(mut batch: Batch, inbox: &Receiver<Command>, pulse: &Pulse) {
             });
         }
         publish(&batch, pulse);
+    }
+}
+
+/// Waits for a command, and writes pages to the disk meanwhile. None when every handle is gone.
+fn idle(batch: &mut Batch, inbox: &Receiver<Command>, pulse: &Pulse) -> Option<Command> {
+    loop {
+        let began_ms = pulse.origin.elapsed().as_millis() as u64;
+        pulse
+            .step_began_ms
+            .store(began_ms.max(1), Ordering::Release);
+        let spilled = catch_unwind(AssertUnwindSafe(|| batch.spill())).unwrap_or(Spilled::Nothing);
+        pulse.step_began_ms.store(0, Ordering::Release);
+        let command = match spilled {
+            Spilled::Nothing => return inbox.recv().ok(),
+            Spilled::Some => inbox.recv_timeout(Duration::ZERO),
+            Spilled::Later => inbox.recv_timeout(WRITER_WAIT),
+        };
+        publish(batch, pulse);
+        match command {
+            Ok(command) => return Some(command),
+            Err(RecvTimeoutError::Timeout) => {}
+            Err(RecvTimeoutError::Disconnected) => return None,
+        }
+    }
+}
+
+/// Writes what waits to be written, but not for long.
+fn flush(batch: &mut Batch) {
+    let deadline = Instant::now() + FLUSH;
+    while Instant::now() < deadline {
+        match batch.spill() {
+            Spilled::Nothing => return,
+            Spilled::Some => {}
+            Spilled::Later => std::thread::sleep(WRITER_WAIT),
+        }
     }
 }
 

@@ -277,6 +277,9 @@ pub fn render(response: &mut Response, dialect: Dialect) {
 
 impl From<EngineError> for ApiError {
     fn from(error: EngineError) -> Self {
+        if error.is_exhausted() {
+            return Self::unavailable("device_memory", error.to_string(), Some(1));
+        }
         match error {
             EngineError::PromptTooLong {
                 prompt_tokens,
@@ -306,6 +309,7 @@ impl From<ParamError> for ApiError {
             ParamError::Range { name, .. } => name,
             ParamError::BiasToken { .. } | ParamError::BiasValue { .. } => "logit_bias",
             ParamError::TopLogprobs { .. } => "top_logprobs",
+            ParamError::Breakers => "dry_sequence_breakers",
         };
         Self::field(name, error.to_string())
     }

@@ -65,8 +65,9 @@ fn stats(app: &App) -> Result<Value, ApiError> {
     let served = app.served()?;
     let figures = served.engine.figures();
     let page_bytes = served.page_bytes();
+    let disk = figures.disk;
     Ok(json!({
-        "enabled": true,
+        "enabled": figures.prefix_max_pages > 0,
         "page_tokens": figures.page_tokens,
         "pages": figures.prefix_pages,
         "bytes": figures.prefix_pages * page_bytes,
@@ -77,6 +78,19 @@ fn stats(app: &App) -> Result<Value, ApiError> {
         "misses": figures.prefix.misses,
         "tokens_reused": figures.prefix.reused_tokens,
         "pages_evicted": figures.prefix.evicted_pages,
+        "pages_expired": figures.prefix.expired_pages,
+        "pages_over_limit": figures.prefix.capped_pages,
+        "pages_limit": figures.prefix_max_pages,
+        "disk": {
+            "enabled": disk.is_on,
+            "files": disk.files,
+            "bytes": disk.bytes,
+            "pages_read": disk.read_pages,
+            "pages_written": disk.written_pages,
+            "writes_failed": disk.failed_writes,
+            "files_damaged": disk.damaged_files,
+            "files_evicted": disk.evicted_files,
+        },
     }))
 }
 

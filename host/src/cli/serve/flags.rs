@@ -6,6 +6,7 @@ use std::time::Duration;
 use clap::Args;
 use serde_json::{Map, Value};
 
+use crate::engine::{DiskOptions, PrefixOptions};
 use crate::sampling::SamplingParams;
 use crate::server::{
     ApiKeys, Bind, Defaults, Exposed, HostRule, Limits, OriginRule, ServerOptions, TlsFiles,
@@ -13,6 +14,7 @@ use crate::server::{
 };
 
 use super::super::error::CliError;
+use super::super::sampling::SamplerArgs;
 
 /// Where the server is found and who may ask it.
 #[derive(Debug, Args)]
@@ -129,6 +131,26 @@ pub struct LimitArgs {
     /// Bytes for keys and values: auto is most of what the device has left
     #[arg(long, value_name = "auto|BYTES", default_value = "auto", value_parser = budget, help_heading = "Limits")]
     pub kv_cache_budget: KvBudget,
+    /// Keep nothing of finished requests
+    #[arg(
+        long,
+        visible_alias = "no-prompt-cache",
+        conflicts_with_all = ["prefix_cache_bytes", "prefix_cache_ttl", "prefix_cache_dir"],
+        help_heading = "Prefix cache"
+    )]
+    no_prefix_cache: bool,
+    /// Bytes that finished requests may keep on the device: auto is what the running ones leave free
+    #[arg(long, visible_alias = "prompt-cache-capacity-bytes", value_name = "auto|BYTES", default_value = "auto", value_parser = budget, env = "MLXCEL_PROMPT_CACHE_CAPACITY_BYTES", help_heading = "Prefix cache")]
+    prefix_cache_bytes: KvBudget,
+    /// Seconds after which what nobody asked for goes; -1 keeps it
+    #[arg(long, visible_alias = "prompt-cache-ttl", value_name = "S", default_value_t = 3600, allow_negative_numbers = true, value_parser = clap::value_parser!(i64).range(-1..), env = "MLXCEL_PROMPT_CACHE_TTL", help_heading = "Prefix cache")]
+    prefix_cache_ttl: i64,
+    /// Folder for what finished requests leave, so that it survives a restart
+    #[arg(long, value_name = "DIR", help_heading = "Prefix cache")]
+    prefix_cache_dir: Option<PathBuf>,
+    /// Most bytes in that folder
+    #[arg(long, value_name = "BYTES", default_value_t = 4 << 30, requires = "prefix_cache_dir", help_heading = "Prefix cache")]
+    prefix_cache_dir_bytes: u64,
     /// Seconds for the headers of a request, or between two requests of a connection
     #[arg(long, value_name = "S", default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..), help_heading = "Limits")]
     header_timeout: u64,
@@ -200,9 +222,19 @@ pub struct DefaultArgs {
         help_heading = "Defaults of requests"
     )]
     repeat_penalty: f32,
-    /// Seed of the random numbers; without it every answer has its own
-    #[arg(long, value_name = "N", help_heading = "Defaults of requests")]
-    seed: Option<u64>,
+    /// How many of the last tokens DRY looks at; 0 is none, -1 is all
+    #[arg(
+        long,
+        value_name = "N",
+        default_value_t = 64,
+        allow_negative_numbers = true,
+        value_parser = clap::value_parser!(i32).range(-1..),
+        help_heading = "Defaults of requests"
+    )]
+    dry_penalty_last_n: i32,
+    /// Samplers.
+    #[command(flatten, next_help_heading = "Defaults of requests")]
+    samplers: SamplerArgs,
     /// Variables of the chat template, as a JSON object
     #[arg(long, value_name = "JSON", default_value = "{}", value_parser = object, help_heading = "Defaults of requests")]
     chat_template_kwargs: Map<String, Value>,
@@ -221,6 +253,24 @@ impl LimitArgs {
     /// Answers at a time.
     pub fn parallel(&self) -> usize {
         usize::try_from(self.parallel).unwrap_or(4)
+    }
+
+    /// What is kept of finished requests.
+    pub fn prefix(&self) -> PrefixOptions {
+        PrefixOptions {
+            max_bytes: match (self.no_prefix_cache, self.prefix_cache_bytes) {
+                (true, _) => Some(0),
+                (false, KvBudget::Auto) => None,
+                (false, KvBudget::Bytes(bytes)) => Some(bytes),
+            },
+            ttl: u64::try_from(self.prefix_cache_ttl)
+                .ok()
+                .map(Duration::from_secs),
+            disk: self.prefix_cache_dir.as_ref().map(|dir| DiskOptions {
+                dir: dir.clone(),
+                max_bytes: self.prefix_cache_dir_bytes,
+            }),
+        }
     }
 
     fn limits(&self) -> Limits {
@@ -320,20 +370,18 @@ impl ListenArgs {
 impl DefaultArgs {
     /// The defaults; what no request could ask for is refused.
     pub fn defaults(&self) -> Result<Defaults, CliError> {
-        let sampling = SamplingParams {
+        let sampling = self.samplers.over(SamplingParams {
             temperature: self.temp,
             top_k: self.top_k,
             top_p: self.top_p,
             min_p: self.min_p,
             repetition_penalty: self.repeat_penalty,
-            seed: self.seed,
+            dry_penalty_last_n: self.dry_penalty_last_n,
             ..SamplingParams::server()
-        };
-        sampling
-            .validate(usize::MAX)
-            .map_err(|error| CliError::usage(error.to_string()))?;
+        })?;
         Ok(Defaults {
             sampling,
+            ignore_eos: self.samplers.ignore_eos(),
             max_tokens: usize::try_from(self.n_predict).ok(),
             template_variables: self.chat_template_kwargs.clone(),
         })

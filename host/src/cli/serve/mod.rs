@@ -1,6 +1,7 @@
 //! `mlxcel serve`, and the program `mlxcel-server`: the HTTP server.
 
 mod flags;
+mod kv_type;
 
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
@@ -12,7 +13,9 @@ use mlxcel_registry::store::{Resolved, Revision};
 use crate::chat::{ChatError, ModelText};
 use crate::engine::batch::BatchLimits;
 use crate::engine::schedule::Budget;
-use crate::engine::{EngineFacts, EngineHandle, LoadOptions, open_model, start_engine};
+use crate::engine::{
+    EngineFacts, EngineHandle, LoadOptions, open_model, preferred_dtype, start_engine,
+};
 use crate::plugin::PROBE_COMMAND;
 use crate::server::{Defaults, Served, Server, ServerError, unix_seconds};
 use crate::template::{ChatTemplate, Limits, TemplateError, TemplateSet};
@@ -26,6 +29,7 @@ use super::memory::Guard;
 use super::place::{loader, open_store, usable_catalogue};
 use super::progress::LoadProgress;
 use flags::{DefaultArgs, KvBudget, LimitArgs, ListenArgs};
+use kv_type::KvTypeArgs;
 
 /// Flags of `serve`.
 #[derive(Debug, Args)]
@@ -67,6 +71,8 @@ pub struct ServeArgs {
     #[command(flatten)]
     limits: LimitArgs,
     #[command(flatten)]
+    kv_type: KvTypeArgs,
+    #[command(flatten)]
     defaults: DefaultArgs,
     #[command(flatten)]
     loading: ModelArgs,
@@ -90,7 +96,7 @@ pub fn server_main() -> ExitCode {
     }
     let cli = match ServerCli::try_parse() {
         Ok(cli) => cli,
-        Err(error) => return super::usage(&error),
+        Err(error) => return super::usage(error),
     };
     let console = Console::new(cli.args.log.quiet);
     let outcome =
@@ -121,10 +127,11 @@ pub fn run(args: &ServeArgs, console: &Console) -> Result<Exit, CliError> {
     }
     // Before anything else starts threads; from here on health says that the model is loading.
     let server = Server::bind(options).map_err(of_server)?;
-    console.line(format_args!("listening on {}", server.address()))?;
     let Some(prepared) = prepare(args, &resolved, console)? else {
         return Ok(Exit::Success);
     };
+    // Who reads the address may rely on it: what is left is the reading of the weights.
+    console.line(format_args!("listening on {}", server.address()))?;
     let served = load(args, &resolved, prepared, defaults, console)?;
     console.note(format_args!("serving {:?}", served.id));
     server.serve(served);
@@ -172,8 +179,13 @@ fn prepare(
             KvBudget::Auto => None,
             KvBudget::Bytes(bytes) => Some(bytes),
         },
+        prefix: args.limits.prefix(),
         ..args.loading.load_options()
     };
+    let dtype = options
+        .dtype
+        .unwrap_or_else(|| preferred_dtype(&opened, &backend));
+    args.kv_type.check(dtype)?;
     let guard = Guard::new(&opened, &backend, &options)?;
     if args.loading.estimate_memory {
         console.line(guard.text())?;

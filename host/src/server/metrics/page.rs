@@ -5,7 +5,7 @@ use std::sync::PoisonError;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use crate::engine::{EngineFigures, EngineHealth};
+use crate::engine::{DiskStats, EngineFigures, EngineHealth};
 
 use super::{Metrics, Outcome};
 
@@ -271,6 +271,12 @@ fn requests(page: &mut Page, metrics: &Metrics, scrape: &Scrape<'_>) {
         "Whether the engine's thread runs.",
         u8::from(scrape.health.is_alive),
     );
+    page.own(
+        "engine_live_tensors",
+        "gauge",
+        "Tensors that the backend holds, 0 where it does not count them.",
+        scrape.figures.live_tensors,
+    );
     let age = scrape.health.step_age.unwrap_or_default().as_secs_f64();
     page.own(
         "engine_step_age_seconds",
@@ -388,12 +394,16 @@ fn caches(page: &mut Page, scrape: &Scrape<'_>) {
         "Tokens not computed again.",
         figures.prefix.reused_tokens,
     );
-    page.own(
-        "prompt_cache_evictions_total",
-        "counter",
-        "Pages evicted.",
-        figures.prefix.evicted_pages,
-    );
+    let name = "mlxcel_prompt_cache_evictions_total";
+    page.head(name, "counter", "Pages let go, by why.");
+    for (reason, count) in [
+        ("lru", figures.prefix.evicted_pages),
+        ("ttl", figures.prefix.expired_pages),
+        ("capacity", figures.prefix.capped_pages),
+    ] {
+        let labels = &page.labels;
+        let _ = writeln!(page.text, "{name}{{{labels},reason=\"{reason}\"}} {count}");
+    }
     page.own(
         "prompt_cache_entries",
         "gauge",
@@ -406,6 +416,56 @@ fn caches(page: &mut Page, scrape: &Scrape<'_>) {
         "Their bytes.",
         figures.prefix_pages * scrape.page_bytes,
     );
+    disk(page, &figures.disk);
+}
+
+fn disk(page: &mut Page, disk: &DiskStats) {
+    for (name, kind, help, value) in [
+        (
+            "prompt_cache_disk_pages_read_total",
+            "counter",
+            "Pages read from the disk.",
+            disk.read_pages,
+        ),
+        (
+            "prompt_cache_disk_pages_written_total",
+            "counter",
+            "Pages written to it.",
+            disk.written_pages,
+        ),
+        (
+            "prompt_cache_disk_writes_failed_total",
+            "counter",
+            "Pages that could not be written.",
+            disk.failed_writes,
+        ),
+        (
+            "prompt_cache_disk_files_damaged_total",
+            "counter",
+            "Files that were not what they should be.",
+            disk.damaged_files,
+        ),
+        (
+            "prompt_cache_disk_files_evicted_total",
+            "counter",
+            "Files deleted to keep the bound.",
+            disk.evicted_files,
+        ),
+        (
+            "prompt_cache_disk_files",
+            "gauge",
+            "Files on the disk.",
+            disk.files,
+        ),
+        (
+            "prompt_cache_disk_bytes",
+            "gauge",
+            "Their bytes.",
+            disk.bytes,
+        ),
+    ] {
+        page.own(name, kind, help, value);
+    }
 }
 
 #[cfg(test)]

@@ -1,6 +1,7 @@
 //! Tensors in host memory and what can be done with them, as plain Rust.
 
 use std::ffi::c_void;
+use std::thread::ThreadId;
 
 use mlxcel_abi::arena::Arena;
 use mlxcel_abi::types::ReleaseFn;
@@ -102,13 +103,33 @@ fn byte_len(info: &TensorInfo) -> Option<usize> {
 }
 
 /// Everything on one opened device.
-#[derive(Default)]
 pub struct Device {
     /// The tensors.
     pub arena: Arena<Value>,
+    owner: ThreadId,
 }
 
 impl Device {
+    /// A device of the calling thread.
+    pub fn new() -> Self {
+        Self {
+            arena: Arena::default(),
+            owner: std::thread::current().id(),
+        }
+    }
+
+    /// Refuses other threads than the one that opened it.
+    pub fn check_thread(&self) -> Result<()> {
+        let here = std::thread::current().id();
+        match here == self.owner {
+            true => Ok(()),
+            false => Err(AbiError::internal(format!(
+                "called on {here:?}, opened on {:?}",
+                self.owner
+            ))),
+        }
+    }
+
     /// A constant tensor.
     pub fn full(&mut self, value: f64, dtype: DType, shape: &[i64]) -> Result<Tensor> {
         let info = TensorInfo::new(dtype, shape);

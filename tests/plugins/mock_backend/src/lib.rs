@@ -1,12 +1,14 @@
 //! A backend on host memory with a dozen operations: enough to move tensors in and out and to run the mock family.
 //!
 //! Everything else stays a stub, so it also shows what a backend without fused operations looks like. A test can write
-//! the name of a fault into a copy of the file; see `fault`.
+//! the name of a fault into a copy of the file; see `fault` and `misstep`. It refuses calls from any other thread than
+//! the one that opened it, except `release`.
 
 #![expect(clippy::panic, reason = "one of its faults")]
 
 mod device;
 mod fault;
+mod misstep;
 mod ops;
 
 use std::ffi::c_void;

@@ -9,13 +9,14 @@ use mlxcel_abi::ops_args::{FromHostArgs, MemoryInfo, MemoryLimits};
 use mlxcel_abi::{AbiError, DType, ErrorObj, Result, Status, Table, Tensor, TensorInfo, kinds};
 
 use crate::device::{Device, Value};
+use crate::misstep;
 
 /// A lock because `release` may come from any thread.
 type Shared = Mutex<Device>;
 
 /// Opens a device.
 pub fn open() -> *const BackendOps {
-    let device: Box<Shared> = Box::default();
+    let device: Box<Shared> = Box::new(Mutex::new(Device::new()));
     let table = BackendOps {
         ctx: Box::into_raw(device).cast(),
         retain,
@@ -49,20 +50,26 @@ pub unsafe fn close(ops: *const BackendOps) {
     }
 }
 
-/// Runs `body` on the device behind `ctx`.
+/// Runs an operation on the device behind `ctx`. `body` is told whether what it reads has to be spoilt.
 ///
 /// # Safety
 /// `ctx` must be the table's own and `err` null or writable.
 unsafe fn on_device(
     ctx: *mut c_void,
     err: *mut *mut ErrorObj,
-    body: impl FnOnce(&mut Device) -> Result<()>,
+    op: &str,
+    body: impl FnOnce(&mut Device, bool) -> Result<()>,
 ) -> Status {
     // SAFETY: the caller vouches for both.
     unsafe {
         guard(err, || {
             let device = &*ctx.cast::<Shared>();
-            body(&mut device.lock().unwrap_or_else(PoisonError::into_inner))
+            let mut device = device.lock().unwrap_or_else(PoisonError::into_inner);
+            if op != "release" {
+                device.check_thread()?;
+            }
+            let is_spoilt = misstep::step(op)?;
+            body(&mut device, is_spoilt)
         })
     }
 }
@@ -82,9 +89,40 @@ macro_rules! entries {
     ($(fn $name:ident($device:ident, $($arg:ident: $ty:ty),*) $body:block)*) => {$(
         unsafe extern "C" fn $name(ctx: *mut c_void, $($arg: $ty,)* err: *mut *mut ErrorObj) -> Status {
             // SAFETY: arguments are as the table's contract says: live for the call, out pointers writable.
-            unsafe { on_device(ctx, err, |$device| $body) }
+            unsafe { on_device(ctx, err, stringify!($name), |$device, _| $body) }
         }
     )*};
+}
+
+unsafe extern "C" fn read(
+    ctx: *mut c_void,
+    t: Tensor,
+    dst: *mut u8,
+    byte_len: usize,
+    err: *mut *mut ErrorObj,
+) -> Status {
+    let body = |device: &mut Device, is_spoilt| {
+        let value = device.arena.get(t)?;
+        let bytes = value.bytes();
+        if bytes.len() != byte_len {
+            let text = format!("read: {} bytes, room for {byte_len}", bytes.len());
+            return Err(AbiError::invalid(text));
+        }
+        if byte_len > 0 {
+            // SAFETY: the caller's range has that length.
+            unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), dst, byte_len) };
+        }
+        if is_spoilt && value.info().dtype == DType::F32 && byte_len >= size_of::<f32>() {
+            // SAFETY: as above; bytes need no alignment.
+            unsafe {
+                dst.cast::<[u8; 4]>()
+                    .write_unaligned(f32::NAN.to_ne_bytes())
+            };
+        }
+        Ok(())
+    };
+    // SAFETY: arguments are as the table's contract says.
+    unsafe { on_device(ctx, err, "read", body) }
 }
 
 entries! {
@@ -113,17 +151,6 @@ entries! {
 
     fn full(device, value: f64, dtype: DType, dims: *const i64, ndim: u32, out: *mut Tensor) {
         out.write(device.full(value, dtype, list(dims, ndim as usize))?);
-        Ok(())
-    }
-
-    fn read(device, t: Tensor, dst: *mut u8, byte_len: usize) {
-        let bytes = device.arena.get(t)?.bytes();
-        if bytes.len() != byte_len {
-            return Err(AbiError::invalid(format!("read: {} bytes, room for {byte_len}", bytes.len())));
-        }
-        if byte_len > 0 {
-            std::ptr::copy_nonoverlapping(bytes.as_ptr(), dst, byte_len);
-        }
         Ok(())
     }
 
