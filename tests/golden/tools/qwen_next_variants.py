@@ -78,11 +78,11 @@ QUANTISED = dict(linear_value_head_dim=8, linear_key_head_dim=16)
 WIDE = dict(moe_intermediate_size=32, shared_expert_intermediate_size=32)
 MLX_VARIANTS = {
     "mlx-qwen3-next-4bit": variant(
-        "4 bits in groups of 32, 8 for routers", NEXT | QUANTISED | WIDE, 1, long=40, bits=4
+        "4 bits in groups of 32, 8 for routers", NEXT | QUANTISED | WIDE, 4, long=40, bits=4
     ),
-    "mlx-qwen3-5-4bit": variant("4 bits in groups of 32", QWEN35 | QUANTISED, 1, long=40, bits=4),
+    "mlx-qwen3-5-4bit": variant("4 bits in groups of 32", QWEN35 | QUANTISED, 195, long=40, bits=4),
     "mlx-qwen3-5-moe-4bit": variant(
-        "4 bits in groups of 32, 8 for routers", QWEN35_MOE | QUANTISED | WIDE, 1, long=40, bits=4
+        "4 bits in groups of 32, 8 for routers", QWEN35_MOE | QUANTISED | WIDE, 206, long=40, bits=4
     ),
 }
 
