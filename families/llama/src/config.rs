@@ -151,7 +151,8 @@ fn layer_kinds(config: &Config<'_>, n_layers: usize, has_window: bool) -> Result
     }
     types
         .iter()
-        .map(|&kind| match kind {
+        .enumerate()
+        .map(|(layer, &kind)| match kind {
             "full_attention" => Ok(LayerKind {
                 window: None,
                 rope: true,
@@ -166,10 +167,10 @@ fn layer_kinds(config: &Config<'_>, n_layers: usize, has_window: bool) -> Result
                     "an integer, as layer_types has sliding_attention",
                 )),
             },
-            _ => Err(config.unsupported(
-                "layer_types",
-                "known types are full_attention and sliding_attention",
-            )),
+            _ => Err(Error::Unsupported {
+                what: format!("layer_types[{layer}] = {kind:?}"),
+                supported: "known types are full_attention and sliding_attention".to_owned(),
+            }),
         })
         .collect()
 }

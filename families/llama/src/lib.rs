@@ -15,5 +15,7 @@ mod model;
 mod nemotron_nas;
 mod smollm3;
 mod tempered;
+#[cfg(test)]
+mod tests;
 
 mlxcel_sdk::export_family! { name: "llama", vendor: "mlxcel" }

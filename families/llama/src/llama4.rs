@@ -185,17 +185,21 @@ fn layer_kinds(config: &Config<'_>, n_layers: usize, has_chunk: bool) -> Result<
             if types.len() != n_layers {
                 return Err(config.error("layer_types", one_each()));
             }
-            let known = "known types are full_attention and chunked_attention";
             types
                 .iter()
-                .map(|&kind| match kind {
+                .enumerate()
+                .map(|(layer, &kind)| match kind {
                     "full_attention" => Ok(false),
                     "chunked_attention" if has_chunk => Ok(true),
                     "chunked_attention" => Err(config.error(
                         "attention_chunk_size",
                         "an integer, as layer_types has chunked_attention",
                     )),
-                    _ => Err(config.unsupported("layer_types", known)),
+                    _ => Err(Error::Unsupported {
+                        what: format!("layer_types[{layer}] = {kind:?}"),
+                        supported: "known types are full_attention and chunked_attention"
+                            .to_owned(),
+                    }),
                 })
                 .collect::<Result<_>>()?
         }
