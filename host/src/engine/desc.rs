@@ -4,6 +4,8 @@
 
 use serde::Deserialize;
 
+use mlxcel_abi::types::MAX_DIMS;
+
 use super::error::EngineError;
 
 /// Which cache one layer needs.
@@ -30,8 +32,58 @@ pub enum CacheDesc {
         /// Positions a row sees, itself included.
         window: usize,
     },
-    /// No cache.
+    /// One compressed key per position, whose first elements are its value.
+    Latent {
+        /// Width of a key.
+        k_dim: usize,
+        /// Elements of it that are the value.
+        v_dim: usize,
+        /// Width of the index keys, if there are any.
+        #[serde(default)]
+        index_dim: Option<usize>,
+    },
+    /// States of fixed size that move on with every row.
+    Recurrent {
+        /// The layer's states, in order of their numbers.
+        states: Vec<StateDesc>,
+    },
+    /// No cache, or another layer's.
     None,
+}
+
+/// One recurrent state of a sequence.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+pub struct StateDesc {
+    /// Its dimensions.
+    pub shape: Vec<usize>,
+    /// Element type; `f32` is the one there is.
+    pub dtype: String,
+}
+
+impl StateDesc {
+    /// Elements of one sequence's state.
+    pub fn elements(&self) -> usize {
+        self.shape
+            .iter()
+            .fold(1, |product: usize, n| product.saturating_mul(*n))
+    }
+
+    fn check(&self) -> Result<(), String> {
+        let Self { shape, dtype } = self;
+        if dtype != "f32" {
+            return Err(format!("a state of type {dtype}, expected f32"));
+        }
+        // One axis more is the pool's.
+        let has_dims = (1..MAX_DIMS).contains(&shape.len()) && !shape.contains(&0);
+        if has_dims && self.elements() <= MAX_STATE {
+            Ok(())
+        } else {
+            Err(format!(
+                "a state of shape {shape:?}, expected 1 to {} dimensions and 1 to {MAX_STATE} elements",
+                MAX_DIMS - 1
+            ))
+        }
+    }
 }
 
 impl CacheDesc {
@@ -49,7 +101,7 @@ impl CacheDesc {
                 v_dim,
                 ..
             } => Some((kv_heads, k_dim, v_dim)),
-            Self::None => None,
+            Self::Latent { .. } | Self::Recurrent { .. } | Self::None => None,
         }
     }
 
@@ -61,9 +113,58 @@ impl CacheDesc {
         }
     }
 
+    /// Width of latent keys and of their values, and of the index keys if there are any.
+    pub fn latent(&self) -> Option<(usize, usize, Option<usize>)> {
+        match *self {
+            Self::Latent {
+                k_dim,
+                v_dim,
+                index_dim,
+            } => Some((k_dim, v_dim, index_dim)),
+            _ => None,
+        }
+    }
+
+    /// States of every sequence.
+    pub fn states(&self) -> &[StateDesc] {
+        match self {
+            Self::Recurrent { states } => states,
+            _ => &[],
+        }
+    }
+
     /// Elements that one position takes.
     pub fn elements_per_token(&self) -> usize {
-        self.dims().map_or(0, |(heads, k, v)| heads * (k + v))
+        let latent = |(k, _, index): (usize, usize, Option<usize>)| k + index.unwrap_or(0);
+        self.dims().map_or(0, |(heads, k, v)| heads * (k + v)) + self.latent().map_or(0, latent)
+    }
+
+    /// Bytes that one sequence takes whatever its length.
+    pub fn state_bytes(&self) -> usize {
+        let bytes = |state: &StateDesc| state.elements().saturating_mul(STATE_ELEMENT_BYTES);
+        self.states().iter().map(bytes).sum()
+    }
+
+    /// Whether a sequence may go on from any position whose rows are kept. A state is that of one
+    /// position only.
+    pub fn is_exact_everywhere(&self) -> bool {
+        self.states().is_empty()
+    }
+
+    fn check(&self) -> Result<(), String> {
+        match self {
+            Self::Latent { k_dim, v_dim, .. } if v_dim == &0 || v_dim > k_dim => Err(format!(
+                "latent values of {v_dim} elements in keys of {k_dim}"
+            )),
+            Self::Recurrent { states } if !(1..=MAX_STATES).contains(&states.len()) => {
+                Err(format!(
+                    "{} states of a layer, expected 1 to {MAX_STATES}",
+                    states.len()
+                ))
+            }
+            Self::Recurrent { states } => states.iter().try_for_each(StateDesc::check),
+            _ => Ok(()),
+        }
     }
 }
 
@@ -89,6 +190,11 @@ pub struct ModelDesc {
 /// Largest layer count and width that a description may have: beyond them the family is wrong.
 const MAX_LAYERS: usize = 4096;
 const MAX_WIDTH: usize = 1 << 24;
+const MAX_STATES: usize = 8;
+const MAX_STATE: usize = 1 << 28;
+
+/// States are f32.
+pub(super) const STATE_ELEMENT_BYTES: usize = 4;
 
 impl ModelDesc {
     /// Reads and bounds-checks a description.
@@ -107,11 +213,16 @@ impl ModelDesc {
             desc.context_length,
             desc.activation_width,
         ];
-        let per_token = desc
-            .layers
+        desc.layers
             .iter()
-            .map(|layer| layer.dims().unwrap_or((1, 1, 1)));
-        let per_token = per_token.flat_map(|(heads, k, v)| [heads, k, v]);
+            .try_for_each(CacheDesc::check)
+            .map_err(bad)?;
+        let per_token = desc.layers.iter().flat_map(|layer| match *layer {
+            CacheDesc::Latent {
+                k_dim, index_dim, ..
+            } => [k_dim, index_dim.unwrap_or(1), 1],
+            _ => layer.dims().map_or([1; 3], |(heads, k, v)| [heads, k, v]),
+        });
         // Contexts may be longer than widths, but not by much.
         if let Some(value) = widths
             .into_iter()
@@ -121,6 +232,23 @@ impl ModelDesc {
             return Err(bad(format!("a size of {value}, expected 1 to {MAX_WIDTH}")));
         }
         Ok(desc)
+    }
+
+    /// Bytes of the recurrent states of one sequence over all layers.
+    pub fn state_bytes_per_sequence(&self) -> usize {
+        let bytes = self.layers.iter().map(CacheDesc::state_bytes);
+        bytes.fold(0, usize::saturating_add)
+    }
+
+    /// Whether a sequence may go on from any position whose rows are kept.
+    pub fn is_exact_everywhere(&self) -> bool {
+        self.layers.iter().all(CacheDesc::is_exact_everywhere)
+    }
+
+    /// Oldest ABI minor of a backend that has what the caches need. States can be composed.
+    pub fn needs_backend_minor(&self) -> u32 {
+        let is_latent = |layer: &CacheDesc| matches!(layer, CacheDesc::Latent { .. });
+        u32::from(self.layers.iter().any(is_latent))
     }
 
     /// Bytes of keys and values that one position takes over all layers.
@@ -148,6 +276,60 @@ mod tests {
         .unwrap();
         assert_eq!(desc.kv_bytes_per_token(2), (16 + 8) * 2);
         assert_eq!(desc.layers[1].window(), 8);
+    }
+
+    fn with_layers(layers: &str) -> Result<ModelDesc, EngineError> {
+        ModelDesc::parse(&format!(
+            r#"{{"arch":"a","task":"t","vocab_size":4,"hidden_size":4,"context_length":16,"layers":[{layers}],"activation_width":1}}"#
+        ))
+    }
+
+    #[test]
+    fn latent_keys_count_once_and_states_by_sequence() {
+        let desc = with_layers(
+            r#"{"kind":"latent","k_dim":6,"v_dim":4,"index_dim":3},{"kind":"latent","k_dim":6,"v_dim":6}"#,
+        )
+        .unwrap();
+        assert_eq!(desc.kv_bytes_per_token(2), (6 + 3 + 6) * 2);
+        assert!(desc.is_exact_everywhere());
+        assert_eq!(desc.needs_backend_minor(), 1);
+        let desc = with_layers(
+            r#"{"kind":"recurrent","states":[{"shape":[3,8],"dtype":"f32"},{"shape":[2,4,4],"dtype":"f32"}]},{"kind":"none"}"#,
+        )
+        .unwrap();
+        assert_eq!(desc.kv_bytes_per_token(2), 0);
+        assert_eq!(desc.state_bytes_per_sequence(), (24 + 32) * 4);
+        assert!(!desc.is_exact_everywhere());
+    }
+
+    #[test]
+    fn impossible_caches_are_refused_with_their_numbers() {
+        for (layer, part) in [
+            (
+                r#"{"kind":"latent","k_dim":4,"v_dim":5}"#,
+                "5 elements in keys of 4",
+            ),
+            (
+                r#"{"kind":"latent","k_dim":99999999,"v_dim":5}"#,
+                "a size of 99999999",
+            ),
+            (r#"{"kind":"recurrent","states":[]}"#, "0 states"),
+            (
+                r#"{"kind":"recurrent","states":[{"shape":[2],"dtype":"f16"}]}"#,
+                "type f16",
+            ),
+            (
+                r#"{"kind":"recurrent","states":[{"shape":[2,0],"dtype":"f32"}]}"#,
+                "shape [2, 0]",
+            ),
+            (
+                r#"{"kind":"recurrent","states":[{"shape":[65536,65536],"dtype":"f32"}]}"#,
+                "shape [65536, 65536]",
+            ),
+        ] {
+            let text = with_layers(layer).unwrap_err().to_string();
+            assert!(text.contains(part), "{text}");
+        }
     }
 
     #[test]

@@ -38,6 +38,8 @@ pub struct MemoryEstimate {
     pub kv_bytes_per_token: u64,
     /// Keys and values of all positions of all sequences.
     pub kv_bytes_total: u64,
+    /// Recurrent states of all sequences, two of each: one that a step reads and one that it writes.
+    pub state_bytes: u64,
     /// Intermediate values of the largest step, and its logits.
     pub activation_bytes: u64,
     /// What the headroom factor adds.
@@ -54,6 +56,8 @@ pub fn estimate(desc: &ModelDesc, inputs: EstimateInputs) -> MemoryEstimate {
     let kv_bytes_per_token = per_token.saturating_mul(inputs.kv_element_bytes);
     let positions = inputs.tokens.saturating_mul(inputs.batch);
     let kv_bytes_total = kv_bytes_per_token.saturating_mul(positions);
+    let per_sequence = u64::try_from(desc.state_bytes_per_sequence()).unwrap_or(u64::MAX);
+    let state_bytes = per_sequence.saturating_mul(2).saturating_mul(inputs.batch);
     let rows = positions.min(inputs.step_rows.max(inputs.batch));
     let activations = (desc.activation_width as u64)
         .saturating_mul(rows)
@@ -65,6 +69,7 @@ pub fn estimate(desc: &ModelDesc, inputs: EstimateInputs) -> MemoryEstimate {
     let sum = inputs
         .weights_bytes
         .saturating_add(kv_bytes_total)
+        .saturating_add(state_bytes)
         .saturating_add(activation_bytes);
     // A float cast saturates, and a factor below one or none at all adds nothing.
     let headroom_bytes = (sum as f64 * (inputs.headroom_factor - 1.0).max(0.0)) as u64;
@@ -72,6 +77,7 @@ pub fn estimate(desc: &ModelDesc, inputs: EstimateInputs) -> MemoryEstimate {
         weights_bytes: inputs.weights_bytes,
         kv_bytes_per_token,
         kv_bytes_total,
+        state_bytes,
         activation_bytes,
         headroom_bytes,
         total_bytes: sum.saturating_add(headroom_bytes),
@@ -83,7 +89,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::engine::CacheDesc;
+    use crate::engine::{CacheDesc, StateDesc};
 
     fn desc(layers: usize, heads: usize, width: usize) -> ModelDesc {
         ModelDesc {
@@ -124,11 +130,32 @@ mod tests {
             weights_bytes: 1_000_000,
             kv_bytes_per_token: per_token,
             kv_bytes_total: per_token * 1000,
+            state_bytes: 0,
             activation_bytes: activations,
             headroom_bytes: sum / 2,
             total_bytes: sum + sum / 2,
         };
         assert_eq!(found, expected);
+    }
+
+    #[test]
+    fn states_count_by_sequence_and_not_by_token() {
+        let mut desc = desc(1, 1, 1);
+        desc.layers.push(CacheDesc::Recurrent {
+            states: vec![StateDesc {
+                shape: vec![4, 25],
+                dtype: "f32".to_owned(),
+            }],
+        });
+        let inputs = EstimateInputs { batch: 3, ..INPUTS };
+        let found = estimate(&desc, inputs);
+        assert_eq!(found.state_bytes, 100 * 4 * 2 * 3);
+        assert_eq!(found.kv_bytes_per_token, 4);
+        let longer = EstimateInputs {
+            tokens: 9000,
+            ..inputs
+        };
+        assert_eq!(estimate(&desc, longer).state_bytes, found.state_bytes);
     }
 
     #[test]

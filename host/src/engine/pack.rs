@@ -1,6 +1,7 @@
 //! Packing of a step: rows of several sequences, one after another, padded to a bucket.
 //!
-//! Prefill chunks and decode rows are all just rows. Padding rows read and write page 0 only. In a
+//! Prefill chunks and decode rows are all just rows. Padding rows read and write page 0 and state slot 0
+//! only. In a
 //! step where every sequence has one row each padding row is a sequence of its own, so that the
 //! step keeps that property; otherwise one padding sequence owns them all.
 
@@ -40,6 +41,10 @@ pub struct PackedStep {
     pub logit_rows: Vec<i32>,
     /// P.
     pub pages_per_sequence: usize,
+    /// `[S]`: slots of states to start from, -1 for zeros.
+    pub state_sources: Vec<i32>,
+    /// `[S]`: slots that take the states after the step.
+    pub state_targets: Vec<i32>,
 }
 
 impl PackedStep {
@@ -53,6 +58,9 @@ impl PackedStep {
         self.row_starts.len() - 1
     }
 }
+
+/// Slots of a sequence that has no states: zeros, to where nobody reads.
+const NOBODY: (i32, i32) = (-1, 0);
 
 /// Packs spans into a step.
 pub fn pack(spans: &[Span<'_>], page_size: usize) -> Result<PackedStep, EngineError> {
@@ -86,6 +94,8 @@ pub fn pack(spans: &[Span<'_>], page_size: usize) -> Result<PackedStep, EngineEr
         row_starts: Vec::with_capacity(n_sequences + 1),
         logit_rows: Vec::with_capacity(spans.len()),
         pages_per_sequence: width,
+        state_sources: Vec::with_capacity(n_sequences),
+        state_targets: Vec::with_capacity(n_sequences),
     };
     for (index, span) in spans.iter().enumerate() {
         step.row_starts.push(step.tokens.len() as u32);
@@ -100,6 +110,9 @@ pub fn pack(spans: &[Span<'_>], page_size: usize) -> Result<PackedStep, EngineEr
         let pages = span.sequence.pages().iter().map(|page| page.0 as i32);
         step.page_table
             .extend(pages.chain(core::iter::repeat(0)).take(width));
+        let (source, target) = span.sequence.state_slots().unwrap_or(NOBODY);
+        step.state_sources.push(source);
+        step.state_targets.push(target);
         if span.wants_logits {
             step.logit_rows.push(step.tokens.len() as i32 - 1);
         }
@@ -116,6 +129,8 @@ pub fn pack(spans: &[Span<'_>], page_size: usize) -> Result<PackedStep, EngineEr
         }
     }
     step.page_table.resize(n_sequences * width, 0);
+    step.state_sources.resize(n_sequences, NOBODY.0);
+    step.state_targets.resize(n_sequences, NOBODY.1);
     step.row_starts.push(step.tokens.len() as u32);
     Ok(step)
 }

@@ -1,16 +1,19 @@
 //! The KV pool on the device: per layer one tensor of keys and one of values, in pages.
 //!
 //! Planned from the family's cache descriptors alone. The layout is the host's and the backend's
-//! business; families reach it through `KvSource::attend` only.
+//! business; families reach it through `KvSource` only.
+
+mod latent;
+mod step;
+mod transfer;
 
 use std::cell::RefCell;
 
-use crate::plugin::{
-    AbiError, AttendArgs, Backend, CallError, DType, DeviceTensor, KvSource, PagedAttentionArgs,
-    Tensor,
-};
+use crate::plugin::{Backend, CallError, DType, DeviceTensor, Tensor};
 
 use super::desc::{CacheDesc, ModelDesc};
+use latent::LatentPool;
+pub use step::{StepArrays, StepKv};
 
 /// Keys and values of one layer: `[pages, page_size, heads, width]`.
 struct LayerPool {
@@ -24,6 +27,8 @@ pub struct KvPool {
     layers: Vec<CacheDesc>,
     /// Empty until the first step; a layer is out while its attention call runs.
     pools: RefCell<Vec<Option<LayerPool>>>,
+    /// The same for latent layers.
+    latents: RefCell<Vec<Option<LatentPool>>>,
     pages: usize,
     page_size: usize,
     dtype: DType,
@@ -36,6 +41,7 @@ impl KvPool {
             backend: backend.clone(),
             layers: desc.layers.clone(),
             pools: RefCell::default(),
+            latents: RefCell::default(),
             pages: 0,
             page_size,
             dtype,
@@ -83,6 +89,20 @@ impl KvPool {
             }));
         }
         self.pools = RefCell::new(pools);
+        let mut old = self.latents.take().into_iter();
+        let mut latents = Vec::with_capacity(self.layers.len());
+        for layer in &self.layers {
+            let added = [added, self.page_size];
+            let previous = old.next().flatten();
+            latents.push(LatentPool::grown(
+                &self.backend,
+                layer,
+                previous,
+                added,
+                self.dtype,
+            )?);
+        }
+        self.latents = RefCell::new(latents);
         self.pages = target;
         let handles = self.handles();
         self.backend.eval(&handles)
@@ -91,82 +111,17 @@ impl KvPool {
     /// Lets all memory go. After a failed step the pool's tensors may never be computable.
     pub fn reset(&mut self) {
         self.pools.take();
+        self.latents.take();
         self.pages = 0;
     }
 
     /// Handles of all keys and values, to be evaluated with a step.
     pub fn handles(&self) -> Vec<Tensor> {
-        let pools = self.pools.borrow();
-        pools
-            .iter()
-            .flatten()
+        let (pools, latents) = (self.pools.borrow(), self.latents.borrow());
+        let pairs = pools.iter().flatten();
+        pairs
             .flat_map(|pool| [pool.keys.handle(), pool.values.handle()])
+            .chain(latents.iter().flatten().flat_map(LatentPool::handles))
             .collect()
-    }
-}
-
-/// The caches during one step.
-pub struct StepKv<'a> {
-    /// The pool.
-    pub pool: &'a KvPool,
-    /// `[T]` i32.
-    pub slots: &'a DeviceTensor,
-    /// `[T]` i32.
-    pub row_sequences: &'a DeviceTensor,
-    /// `[T]` i32.
-    pub positions: &'a DeviceTensor,
-    /// `[S, P]` i32.
-    pub page_table: &'a DeviceTensor,
-    /// `S + 1` boundaries.
-    pub row_starts: &'a [u32],
-}
-
-impl KvSource for StepKv<'_> {
-    fn attend(&self, layer: u32, args: &AttendArgs) -> Result<DeviceTensor, AbiError> {
-        let unknown = || {
-            let layers = self.pool.layers.len();
-            AbiError::invalid(format!(
-                "attend: layer {layer} has no cache (the model described {layers} layers)"
-            ))
-        };
-        let index = layer as usize;
-        let desc = self.pool.layers.get(index).ok_or_else(unknown)?;
-        let pool = self
-            .pool
-            .pools
-            .borrow_mut()
-            .get_mut(index)
-            .and_then(Option::take)
-            .ok_or_else(unknown)?;
-        let window = if args.window > 0 {
-            args.window
-        } else {
-            desc.window() as u32
-        };
-        let paged = PagedAttentionArgs {
-            q: args.q,
-            k: args.k,
-            v: args.v,
-            k_pool: pool.keys.handle(),
-            v_pool: pool.values.handle(),
-            slots: self.slots.handle(),
-            row_sequences: self.row_sequences.handle(),
-            positions: self.positions.handle(),
-            page_table: self.page_table.handle(),
-            window,
-            scale: args.scale,
-            softcap: args.softcap,
-            sinks: args.sinks,
-            ..PagedAttentionArgs::default()
-        };
-        // Dropping the old pool before the step is evaluated lets the backend write in place.
-        let (result, pool) = match self.pool.backend.paged_attention(paged, self.row_starts) {
-            Ok([result, keys, values]) => (Ok(result), LayerPool { keys, values }),
-            Err(error) => (Err(error.into()), pool),
-        };
-        if let Some(slot) = self.pool.pools.borrow_mut().get_mut(index) {
-            *slot = Some(pool);
-        }
-        result
     }
 }

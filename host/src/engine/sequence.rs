@@ -2,12 +2,15 @@
 
 use super::error::EngineError;
 use super::pages::{PageAllocator, PageId};
+use super::state_slots::SequenceState;
 
 /// Tokens and pages of a sequence.
 #[derive(Debug, Default)]
 pub struct Sequence {
     tokens: Vec<u32>,
     pages: Vec<PageId>,
+    /// Slots of recurrent states; empty for models without.
+    pub(super) state: SequenceState,
 }
 
 impl Sequence {
@@ -16,7 +19,19 @@ impl Sequence {
         Self {
             tokens: tokens.to_vec(),
             pages,
+            state: SequenceState::default(),
         }
+    }
+
+    /// With recurrent states that belong to its tokens.
+    pub fn with_state(mut self, state: SequenceState) -> Self {
+        self.state = state;
+        self
+    }
+
+    /// Slots of states that the next step reads and writes, where the model has states.
+    pub fn state_slots(&self) -> Option<(i32, i32)> {
+        self.state.slots()
     }
 
     /// Tokens in the pool.
@@ -69,10 +84,12 @@ impl Sequence {
     /// Records that a step wrote the keys and values of `tokens`.
     pub fn append(&mut self, tokens: &[u32]) {
         self.tokens.extend_from_slice(tokens);
+        self.state.written();
     }
 
     /// Keeps the first `len` tokens and gives back the pages behind them. Any boundary is exact
-    /// for dense and windowed caches, since the pool keeps all positions.
+    /// for dense, windowed and latent caches, since the pool keeps all positions; recurrent states are
+    /// not cut, so that models with such can only be cut to nothing, by [`SequenceState::forget`].
     /// Pages that are shared through the prefix cache are only given back, never written.
     pub fn truncate(&mut self, len: usize, page_size: usize, allocator: &mut PageAllocator) {
         self.tokens.truncate(len);

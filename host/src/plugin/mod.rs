@@ -8,6 +8,7 @@
 //! with it ([`DeviceTensor`], [`Model`]) stays on the thread that opened it, which the types enforce.
 
 mod backend;
+mod cache_ops;
 mod call;
 mod child;
 mod detect;
@@ -27,12 +28,16 @@ mod step;
 mod weights;
 
 pub use backend::{BackendPlugin, DeviceReport, OpenOptions, ProbeReport};
+pub use cache_ops::Attended;
 pub use child::{PROBE_COMMAND, probe_child_main};
 pub use detect::{CandidateFailure, DetectFailure, Detected};
 pub use device::{Backend, DeviceTensor};
 pub use error::{CallError, LoadError};
 pub use family::{Family, ModelRequest};
 pub use loader::{Loader, LoaderOptions};
+pub use mlxcel_abi::cache_args::{
+    GatedDeltaPoolArgs, ShortConvPoolArgs, SparseIndexArgs, StateRows,
+};
 pub use mlxcel_abi::ops_args::{
     MemoryInfo, MemoryLimits, PagedAttentionArgs, QuantSpec, QuantizedWeight, RandomArgs,
 };
@@ -41,5 +46,5 @@ pub use model::{Model, StepInputs};
 pub use ops::SliceSpec;
 pub use probe::{ProbeOutcome, ProbeSettings};
 pub use select::{BackendChoice, SelectError, SelectedBackend};
-pub use step::{AttendArgs, KvSource};
+pub use step::{AttendArgs, GatedDeltaArgs, IndexArgs, KvSource, ShortConvArgs};
 pub use weights::WeightSource;

@@ -6,8 +6,7 @@ use std::ffi::c_void;
 use std::ops::Deref;
 
 use mlxcel_abi::ops_args::{
-    FromHostArgs, MemoryInfo, MemoryLimits, PagedAttentionArgs, QuantizedWeight, RandomArgs,
-    SliceArgs,
+    FromHostArgs, MemoryInfo, MemoryLimits, QuantizedWeight, RandomArgs, SliceArgs,
 };
 use mlxcel_abi::{AbiError, DType, Tensor, TensorInfo};
 
@@ -37,7 +36,7 @@ macro_rules! plain_op {
     }};
 }
 
-fn count(len: usize) -> u32 {
+pub(super) fn count(len: usize) -> u32 {
     // Longer lists than the ABI can say do not occur; the backend refuses this one as too long.
     u32::try_from(len).unwrap_or(u32::MAX)
 }
@@ -444,36 +443,5 @@ impl Backend {
             ..args
         };
         tensor_op!(self.random(&raw const args))
-    }
-
-    /// Appends this step's keys and values to a pool and attends over it. Gives the result `[T, H, Dv]` and the
-    /// new key and value pools. `args.row_starts` and `args.n_sequences` are filled in from `row_starts`, the
-    /// boundaries of the sequences' rows.
-    pub fn paged_attention(
-        &self,
-        args: PagedAttentionArgs,
-        row_starts: &[u32],
-    ) -> Result<[DeviceTensor; 3], CallError> {
-        const OP: &str = "paged_attention";
-        let Some(n_sequences) = row_starts.len().checked_sub(1).map(count) else {
-            let error = AbiError::invalid("row_starts is empty, expected sequences + 1 entries");
-            return Err(CallError::new(self.subject(OP), error));
-        };
-        let args = PagedAttentionArgs {
-            struct_size: size_of::<PagedAttentionArgs>(),
-            row_starts: row_starts.as_ptr(),
-            n_sequences,
-            ..args
-        };
-        let ops = self.ops();
-        let mut out = [Tensor::NONE; 3];
-        // SAFETY: on the backend thread; `args` and the slice behind it outlive the call.
-        let body =
-            |err| unsafe { (ops.paged_attention)(ops.ctx, &raw const args, &raw mut out, err) };
-        self.call_op(OP, body)?;
-        match out.map(|handle| self.adopt(handle)) {
-            [Some(result), Some(keys), Some(values)] => Ok([result, keys, values]),
-            _ => Err(self.no_result(OP)),
-        }
     }
 }
