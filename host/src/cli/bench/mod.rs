@@ -3,7 +3,9 @@
 //! Every figure comes from the engine that serves: prompts are random tokens that no cache knows,
 //! answers go on whatever the model says. A warm-up run comes first and is not counted.
 
+mod distance;
 mod measure;
+mod perplexity;
 mod report;
 
 use clap::{Args, ValueEnum};
@@ -20,6 +22,7 @@ use super::generation::ModelArgs;
 use super::place::{loader, open_store, usable_catalogue};
 use super::progress::LoadProgress;
 use measure::{Bench, Case};
+use perplexity::{PerplexityArgs, Subject};
 use report::Report;
 
 /// Form of the results.
@@ -64,6 +67,8 @@ pub struct BenchArgs {
     #[arg(short, long, value_enum, default_value_t = Output::Table)]
     output: Output,
     #[command(flatten)]
+    quality: PerplexityArgs,
+    #[command(flatten)]
     model_args: ModelArgs,
     #[command(flatten)]
     pub(super) log: LogArgs,
@@ -71,6 +76,12 @@ pub struct BenchArgs {
 
 /// Runs the command.
 pub fn run(args: &BenchArgs, console: &Console) -> Result<Exit, CliError> {
+    let cases = cases(args);
+    if cases.is_empty() && args.quality.perplexity.is_none() {
+        return Err(CliError::usage(
+            "nothing to measure: every length in -p and -n is 0; give one of them a length above 0",
+        ));
+    }
     let store = open_store(&args.model_args.store)?;
     let revision = args
         .model_args
@@ -88,6 +99,20 @@ pub fn run(args: &BenchArgs, console: &Console) -> Result<Exit, CliError> {
         args.model_args.family.family.as_deref(),
     )?;
     let backend = loader.select_backend(&catalogue, &args.model_args.backend)?;
+    if let Some(text) = &args.quality.perplexity {
+        let subject = Subject {
+            opened: &opened,
+            backend: &backend,
+            options: args.model_args.load_options(),
+        };
+        let quality = perplexity::measure(&args.quality, text, &subject, console)?;
+        match args.output {
+            Output::Table => console.block(&quality.table())?,
+            Output::Json => console.json(&quality.json())?,
+            Output::Csv => console.block(&quality.csv())?,
+        }
+        return Ok(Exit::Success);
+    }
     let parallel = args.batch.iter().copied().max().unwrap_or(1) as usize;
     let options = LoadOptions {
         limits: BatchLimits {
@@ -107,7 +132,7 @@ pub fn run(args: &BenchArgs, console: &Console) -> Result<Exit, CliError> {
         args.repetitions,
         args.model_args.threads,
     );
-    for case in cases(args) {
+    for case in cases {
         console.note(format_args!("measuring {}", case.name()));
         report.add(case, bench.measure(case)?);
     }

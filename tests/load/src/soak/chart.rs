@@ -62,7 +62,7 @@ pub fn markdown(samples: &[Sample], verdict: &Verdict, tally: &Tally, options: &
     }
     text.push_str("\n| | before | during, largest | after |\n|---|---:|---:|---:|\n");
     let (first, last) = (samples.first().copied(), samples.last().copied());
-    let rows: [Row; 8] = [
+    let rows: [Row; 9] = [
         ("resident memory, MiB", |s| s.rss_bytes >> 20),
         ("open files and sockets", |s| s.handles),
         ("threads", |s| s.threads),
@@ -70,6 +70,7 @@ pub fn markdown(samples: &[Sample], verdict: &Verdict, tally: &Tally, options: &
         ("requests in steps", |s| s.running),
         ("requests waiting", |s| s.waiting),
         ("pages in use", |s| s.pages),
+        ("tensors", |s| s.tensors),
         ("pool, MiB", |s| s.pool_bytes >> 20),
     ];
     for (name, of) in rows {

@@ -28,6 +28,8 @@ pub struct Sample {
     pub pool_bytes: u64,
     /// Requests that the engine began and has not ended.
     pub unfinished: u64,
+    /// Tensors that the backend holds; 0 where it does not tell.
+    pub tensors: u64,
     /// Tokens generated so far.
     pub tokens: u64,
     /// Whether `/health` answered 200.
@@ -61,6 +63,7 @@ pub fn take(target: &Target, process: u32, at: Duration) -> Result<Sample, LoadE
         pages: of("mlxcel_cache_pool_paged_blocks_live") as u64,
         pool_bytes: of("mlxcel_cache_pool_paged_bytes_reserved") as u64,
         unfinished: (started - ended).max(0.0) as u64,
+        tensors: of("mlxcel_engine_live_tensors") as u64,
         tokens: of("mlxcel_completion_tokens_total") as u64,
         is_healthy: target.send("GET", "/health", b"")?.status == 200,
     })
@@ -103,11 +106,11 @@ fn of_status(text: &str) -> (u64, u64) {
 
 /// One line a sample.
 pub fn csv(samples: &[Sample]) -> String {
-    let mut text = "at_s,rss_bytes,handles,threads,connections,running,waiting,unfinished,pages,pool_bytes,tokens,healthy\n"
+    let mut text = "at_s,rss_bytes,handles,threads,connections,running,waiting,unfinished,pages,pool_bytes,tensors,tokens,healthy\n"
         .to_owned();
     for s in samples {
         text.push_str(&format!(
-            "{:.1},{},{},{},{},{},{},{},{},{},{},{}\n",
+            "{:.1},{},{},{},{},{},{},{},{},{},{},{},{}\n",
             s.at_s,
             s.rss_bytes,
             s.handles,
@@ -118,6 +121,7 @@ pub fn csv(samples: &[Sample]) -> String {
             s.unfinished,
             s.pages,
             s.pool_bytes,
+            s.tensors,
             s.tokens,
             u8::from(s.is_healthy)
         ));
@@ -147,6 +151,6 @@ mod tests {
     fn a_line_of_csv_has_as_many_fields_as_the_head() {
         let text = csv(&[Sample::default()]);
         let fields: Vec<usize> = text.lines().map(|line| line.split(',').count()).collect();
-        assert_eq!(fields, [12, 12]);
+        assert_eq!(fields, [13, 13]);
     }
 }

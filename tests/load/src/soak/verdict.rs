@@ -73,6 +73,7 @@ impl Verdict {
             ("threads", baseline.threads, last.threads, limits.threads),
             ("connections", baseline.connections, last.connections, 0),
             ("pages in use", baseline.pages, last.pages, 0),
+            ("tensors", baseline.tensors, last.tensors, 0),
             ("running requests", 0, last.running, 0),
             ("waiting requests", 0, last.waiting, 0),
             ("unfinished requests", 0, last.unfinished, 0),

@@ -1,0 +1,102 @@
+//! `mlxcel bench` as a black box: what it refuses, and the perplexity of texts whose continuation is known.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "a failure in a test is a failed test"
+)]
+
+use mlxcel_tests::cli::Mlxcel;
+use mlxcel_tests::scripted::scripted_model;
+use serde_json::{Value, json};
+
+#[test]
+fn nothing_to_measure_is_an_error() {
+    let done = Mlxcel::new().run(["bench", "-m", "x", "-p", "0", "-n", "0"]);
+    assert_eq!((done.code, done.stdout.as_str()), (Some(2), ""));
+    assert!(
+        done.stderr.contains("nothing to measure"),
+        "{}",
+        done.stderr
+    );
+}
+
+#[test]
+fn speed_and_quality_are_not_measured_in_one_run() {
+    for flags in [
+        ["--perplexity", "x", "-p", "16"],
+        ["--against", "dtype=f16", "-n", "8"],
+    ] {
+        let args = ["bench", "-m", "x"].iter().chain(&flags);
+        let done = Mlxcel::new().run(args);
+        assert_eq!(done.code, Some(2), "{flags:?}: {}", done.stderr);
+    }
+}
+
+/// `bench --perplexity` of a text with the model that knows one successor of every byte.
+fn perplexity(text: &str, flags: &[&str]) -> Value {
+    let mlxcel = Mlxcel::new().with_mock_plugins();
+    let model = scripted_model(&mlxcel, "scripted", &json!({}));
+    let file = mlxcel.file("text.txt", text);
+    let (model, file) = (model.display().to_string(), file.display().to_string());
+    let mut args = vec!["bench", "-m", &model, "--perplexity", &file, "-o", "json"];
+    args.extend(["--perplexity-context", "32", "--dtype", "f32"]);
+    args.extend(flags);
+    let done = mlxcel.run(&args).expect_success();
+    serde_json::from_str(&done.stdout).expect("JSON")
+}
+
+#[test]
+fn a_text_that_the_model_expects_has_a_perplexity_of_one() {
+    let text = "abcdefghijklmnopqrstuvwxyz".repeat(4);
+    let found = perplexity(&text, &["--against", "step-rows=1"]);
+    assert_eq!(found["chunks"], 3);
+    for setting in found["settings"].as_array().expect("settings") {
+        // Of each chunk of 32 the tokens from 17 to 31.
+        assert_eq!(setting["tokens"], 3 * 15);
+        let perplexity = setting["perplexity"].as_f64().unwrap();
+        assert!((perplexity - 1.0).abs() < 1e-9, "{found}");
+    }
+    assert_eq!(found["settings"][1]["setting"], "step-rows=1");
+    assert_eq!(found["distance"]["kl_max"], 0.0);
+    assert_eq!(found["distance"]["logit_max"], 0.0);
+    assert_eq!(found["distance"]["same_top"], 1.0);
+}
+
+#[test]
+fn a_text_that_the_model_does_not_expect_has_a_high_one() {
+    let found = perplexity(&"x".repeat(40), &["--perplexity-chunks", "1"]);
+    assert_eq!(found["chunks"], 1);
+    // The logit of the expected byte is 60, those of all others 0.
+    let perplexity = found["settings"][0]["perplexity"].as_f64().unwrap();
+    assert!((perplexity.ln() - 60.0).abs() < 1e-3, "{found}");
+    assert!(found["distance"].is_null());
+}
+
+#[test]
+fn a_text_that_is_too_short_and_a_setting_that_is_not_there_are_told() {
+    let mlxcel = Mlxcel::new().with_mock_plugins();
+    let model = scripted_model(&mlxcel, "scripted", &json!({}));
+    let file = mlxcel.file("text.txt", "short");
+    let (model, file) = (model.display().to_string(), file.display().to_string());
+    let done = mlxcel.run(["bench", "-m", &model, "--perplexity", &file]);
+    assert_eq!(done.code, Some(2));
+    assert!(done.stderr.contains("has 5 tokens"), "{}", done.stderr);
+    let long = mlxcel
+        .file("long.txt", "a".repeat(600))
+        .display()
+        .to_string();
+    let args = [
+        "bench",
+        "-m",
+        &model,
+        "--perplexity",
+        &long,
+        "--against",
+        "speed=2",
+    ];
+    let done = mlxcel.run(args);
+    assert_eq!(done.code, Some(2));
+    assert!(done.stderr.contains("--against speed=2"), "{}", done.stderr);
+}
