@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use clap::{Args, ValueEnum};
 
 use crate::chat::{ChatError, ChatOptions};
-use crate::engine::LoadOptions;
+use crate::engine::{LoadOptions, Precision};
 use crate::plugin::{BackendChoice, DType};
 use crate::sampling::SamplingParams;
 use crate::template::TemplateSet;
@@ -26,6 +26,17 @@ pub enum DTypeArg {
     F16,
     /// bfloat16
     Bf16,
+}
+
+/// How products are computed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum PrecisionArg {
+    /// What the backend prefers
+    Auto,
+    /// In the type of the activations
+    Exact,
+    /// With activations rounded to what is fastest
+    Fast,
 }
 
 /// What a prompt is.
@@ -156,6 +167,9 @@ pub struct ModelArgs {
         help_heading = "Model"
     )]
     pub threads: usize,
+    /// How products are computed, where the backend has a choice
+    #[arg(long, value_enum, default_value_t = PrecisionArg::Auto, help_heading = "Model")]
+    pub precision: PrecisionArg,
     /// The family.
     #[command(flatten)]
     pub family: FamilyArgs,
@@ -212,6 +226,11 @@ impl ModelArgs {
             },
             ctx_size: self.ctx_size,
             threads: self.threads,
+            precision: match self.precision {
+                PrecisionArg::Auto => None,
+                PrecisionArg::Exact => Some(Precision::Exact),
+                PrecisionArg::Fast => Some(Precision::Fast),
+            },
             ..LoadOptions::default()
         }
     }
