@@ -47,13 +47,15 @@ fn inspect_needs_no_backend_and_has_the_established_keys() {
         "max_tokens": 4096,
         "batch": 1,
         "kv_cache_mode": "fp16",
-        "quant": "default"
+        "quant": "default",
+        "dtype": "f16"
       },
       "context_length": 4096,
       "weights_bytes": 36,
       "weights_source": "safetensors_header",
       "kv_bytes_per_token": {
         "fp16": 12,
+        "fp32": 24,
         "int8": null,
         "turbo4": null
       },
@@ -66,7 +68,8 @@ fn inspect_needs_no_backend_and_has_the_established_keys() {
       "headroom_factor": 1.2,
       "budget_bytes": 1073741824,
       "total_bytes": 62726,
-      "fits": true
+      "fits": true,
+      "tensors_checked": false
     }
     "#);
     insta::assert_snapshot!(mlxcel.run(["inspect", "-m", "./model", "-n", "100", "--batch", "4"]).show(), @r#"
@@ -76,12 +79,13 @@ fn inspect_needs_no_backend_and_has_the_established_keys() {
     architecture  mock (plugin mock 0.1.0)
     context       4096 tokens
     weights       36 B
-    caches        4.7 KiB for 4 x 100 tokens, 12 B a token: 1 dense layer
+    caches        4.7 KiB for 4 x 100 tokens in f16, 12 B a token: 1 dense layer
     activations   2.4 KiB
     headroom      1.4 KiB (20 %)
     total         8.5 KiB
     budget        1.0 GiB (MEMORY_LIMIT)
     fits          yes
+    tensors       not compared with the configuration: loading does that
     --- stderr
     "#);
 }
@@ -155,6 +159,110 @@ fn inspect_reads_the_headers_of_a_real_model() {
         json["kv_bytes_per_token"]["fp16"],
         json!(30 * 3 * (64 + 64) * 2)
     );
+    // The backend that would run it keeps caches in f32, and so does the verdict.
+    let per_token = json["kv_bytes_per_token"]["fp32"].as_u64().expect("number");
+    assert_eq!(json["inputs"]["dtype"], json!("f32"));
+    assert_eq!(json["kv_bytes_total"], json!(per_token * 8192));
+}
+
+/// `inspect` and the guard of `run` say the same of the same model, whatever the type.
+#[test]
+fn inspect_and_the_guard_have_one_verdict() {
+    let model = real_model();
+    let model = model.to_str().expect("text");
+    for dtype in ["auto", "f16"] {
+        for limit in ["1T", "200M", "1M"] {
+            let mlxcel = Mlxcel::new()
+                .with_real_plugins()
+                .with("MLXCEL_MEMORY_LIMIT", limit);
+            let args = ["inspect", "-m", model, "--json", "--dtype", dtype];
+            let json = mlxcel.run(args).expect_success().json();
+            let args = [
+                "generate",
+                "-m",
+                model,
+                "-p",
+                "x",
+                "--estimate-memory",
+                "--dtype",
+                dtype,
+            ];
+            let line = mlxcel.run(args).expect_success().stdout;
+            let name = json["inputs"]["dtype"].as_str().expect("text");
+            assert!(
+                line.contains(&format!("for 8192 tokens in {name} ")),
+                "{line}"
+            );
+            let total = json["total_bytes"].as_u64().expect("number");
+            let budget = json["budget_bytes"].as_u64().expect("number");
+            assert_eq!(json["fits"], json!(total <= budget));
+            let text = mlxcel
+                .run(["inspect", "-m", model, "--dtype", dtype])
+                .expect_success();
+            let row = text
+                .stdout
+                .lines()
+                .find_map(|line| line.strip_prefix("total "));
+            let row = row.expect("a row").trim();
+            assert!(
+                line.starts_with(&format!("memory: {row} ")),
+                "{line}{}",
+                text.stdout
+            );
+            if json["fits"] == json!(false) {
+                let args = ["generate", "-m", model, "-p", "x", "--dtype", dtype];
+                assert_eq!(mlxcel.run(args).code, Some(7));
+            }
+        }
+    }
+}
+
+/// A family speaks of the configuration's keys; a GGUF file has others.
+#[test]
+fn a_fault_of_gguf_metadata_says_whose_names_it_has() {
+    let mlxcel = Mlxcel::new().with_real_plugins();
+    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("golden/gemma/gguf-gemma/model.gguf");
+    let mut bytes = std::fs::read(file).expect("read");
+    let key = b"gemma.attention.head_count_kv";
+    let at = bytes
+        .windows(key.len())
+        .position(|part| part == key)
+        .expect("the key");
+    // Behind the key are four bytes of type, then the value.
+    bytes[at + key.len() + 4] = 3;
+    mlxcel.file("bad.gguf", &bytes);
+    let done = inspect(&mlxcel, &mlxcel.path("bad.gguf"));
+    insta::assert_snapshot!(done.show(), @r#"
+    exit 5
+    --- stdout
+    --- stderr
+    error: [home]/bad.gguf: family gemma: describe: config key "num_attention_heads" is 2: expected a multiple of num_key_value_heads (3) (in config.json's names, for which the plugin read the file's metadata)
+    "#);
+}
+
+/// What keeps a plugin out is named in the error, and the hint says how to undo that.
+#[test]
+fn a_plugin_that_is_left_out_is_named_with_what_leaves_it_out() {
+    let mlxcel = Mlxcel::new().with_real_plugins();
+    let model = real_model();
+    let all = [&["--family", "gemma"][..], &[]].map(|args| {
+        let disabled = if args.is_empty() { "llama" } else { "" };
+        let mlxcel = Mlxcel::new()
+            .with_real_plugins()
+            .with("MLXCEL_PLUGINS_DISABLE", disabled);
+        let head = ["inspect", "-m", model.to_str().expect("text")];
+        let done = mlxcel.run(head.iter().chain(args));
+        assert_eq!(done.code, Some(4), "{}", done.show());
+        done.stderr
+    });
+    let plugins = mlxcel_tests::cli::real_plugins();
+    let text = all.concat().replace(&plugins.display().to_string(), "DIR");
+    insta::assert_snapshot!(text, @r#"
+    error: no plugin knows GGUF architecture "llama"; a plugin for it exists but is not used: llama: left out by --family gemma
+    hint: leave out --family gemma, or give --family llama
+    error: no plugin knows GGUF architecture "llama"; a plugin for it exists but is not used: DIR/mlxcel-family-llama/libmlxcel_family_llama.so: disabled by MLXCEL_PLUGINS_DISABLE
+    hint: take the plugin out of MLXCEL_PLUGINS_DISABLE, or name its file with --plugin FILE
+    "#);
 }
 
 /// What a broken checkpoint is told as, without the folder's name.
@@ -283,7 +391,7 @@ fn a_rejected_plugin_that_would_serve_the_model_is_named() {
     exit 4
     --- stdout
     --- stderr
-    error: no plugin knows model_type "mock"; a plugin for it exists but was rejected: [home]/plugins/libmlxcel_family_mock.so: truncated: the section table ends at byte [n], the file has [n]; copy the file again
+    error: no plugin knows model_type "mock"; a plugin for it exists but is not used: [home]/plugins/libmlxcel_family_mock.so: truncated: the section table ends at byte [n], the file has [n]; copy the file again
     hint: `mlxcel plugin verify FILE` examines a rejected plugin
     "#));
 }

@@ -220,31 +220,27 @@ fn each_bad_plugin_has_one_line_and_the_good_ones_work_on() {
 #[test]
 fn a_place_that_a_flag_names_and_that_is_not_there_is_told() {
     let mlxcel = Mlxcel::new();
-    let list = mlxcel
-        .run(["plugin", "list", "--plugins-dir", "nowhere"])
-        .expect_success();
-    insta::assert_snapshot!(list.show(), @r#"
-    exit 0
-    --- stdout
-    --- stderr
-    warning: plugin folder nowhere does not exist
-    no plugin was found: `mlxcel doctor` says where they are looked for
-    "#);
-    // To run a model without it would ignore what was asked for.
-    let run = mlxcel.run([
-        "inspect",
-        "-m",
-        mlxcel.mock_model("m").to_str().expect("text"),
-        "--plugins-dir",
-        "nowhere",
-    ]);
-    insta::assert_snapshot!(run.show(), @r#"
-    exit 4
-    --- stdout
-    --- stderr
-    error: --plugins-dir: plugin folder nowhere does not exist
-    hint: `mlxcel plugin list` shows every plugin, `mlxcel doctor` where they are looked for
-    "#);
+    mlxcel.mock_model("m");
+    // Whatever a command does with plugins, without the folder it is not what was asked for.
+    let commands: [&[&str]; 5] = [
+        &["plugin", "list"],
+        &["arch"],
+        &["doctor"],
+        &["inspect", "-m", "./m"],
+        &["generate", "-m", "./m", "-p", "x"],
+    ];
+    for command in commands {
+        let run = mlxcel.run(command.iter().chain(&["--plugins-dir", "nowhere"]));
+        insta::allow_duplicates! {
+            insta::assert_snapshot!(run.show(), @r#"
+            exit 4
+            --- stdout
+            --- stderr
+            error: --plugins-dir: plugin folder nowhere does not exist
+            hint: `mlxcel plugin list` shows every plugin, `mlxcel doctor` where they are looked for
+            "#);
+        }
+    }
 }
 
 #[test]

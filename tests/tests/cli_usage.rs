@@ -101,6 +101,7 @@ fn values_out_of_range_are_refused_with_the_range() {
         first_line("--seed", "-1"),
         first_line("--dtype", "f8"),
         first_line("--ctx-size", "many"),
+        first_line("-c", "-1"),
     ];
     insta::assert_snapshot!(lines.join("\n"), @r#"
     error: invalid value '-1' for '--temp <T>': expected 0 or more
@@ -113,7 +114,8 @@ fn values_out_of_range_are_refused_with_the_range() {
     error: invalid value '0' for '--max-tokens <N>': expected a whole number above 0, or -1 for no limit
     error: invalid value '-1' for '--seed <N>': invalid digit found in string
     error: invalid value 'f8' for '--dtype <DTYPE>'
-    error: invalid value 'many' for '--ctx-size <N>': invalid digit found in string
+    error: invalid value 'many' for '--ctx-size <N>': expected a number of tokens; 0 is the model's own limit, there is no -1
+    error: invalid value '-1' for '--ctx-size <N>': expected a number of tokens; 0 is the model's own limit, there is no -1
     "#);
 }
 
@@ -164,6 +166,30 @@ fn a_malformed_variable_is_named() {
             done.stderr.starts_with("error: ") && done.stderr.contains(variable),
             "{}",
             done.stderr
+        );
+    }
+}
+
+/// The command for the program's own children is no suggestion; others still are.
+#[test]
+fn a_mistyped_command_is_answered_with_commands_for_people() {
+    let mlxcel = Mlxcel::new();
+    for (name, tip) in [
+        ("prob", None),
+        ("__prob", None),
+        ("inspec", Some("'inspect'")),
+        ("plug", Some("'plugin'")),
+    ] {
+        let done = mlxcel.run([name]);
+        assert_eq!(done.code, Some(2));
+        assert!(!done.stderr.contains("'__probe'"), "{}", done.show());
+        let tips = done.stderr.lines().filter(|line| line.contains("tip:"));
+        let tips: Vec<&str> = tips.collect();
+        assert_eq!(tips.len(), usize::from(tip.is_some()), "{}", done.show());
+        assert!(
+            tip.is_none_or(|tip| tips.concat().contains(tip)),
+            "{}",
+            done.show()
         );
     }
 }

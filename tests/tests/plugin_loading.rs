@@ -457,7 +457,7 @@ fn a_rejected_plugin_is_named_when_its_model_is_asked_for() {
         .expect("there")
         .display()
         .to_string();
-    insta::assert_snapshot!(error.replace(&place, "DIR"), @r#"no plugin knows model_type "mock"; a plugin for it exists but was rejected: DIR/libmlxcel_family_mock.so: plugin uses ABI major 0, this host has 1: update the plugin"#);
+    insta::assert_snapshot!(error.replace(&place, "DIR"), @r#"no plugin knows model_type "mock"; a plugin for it exists but is not used: DIR/libmlxcel_family_mock.so: plugin uses ABI major 0, this host has 1: update the plugin"#);
 }
 
 #[test]

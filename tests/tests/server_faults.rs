@@ -453,7 +453,7 @@ fn no_address_is_printed_for_a_model_that_cannot_be_served() {
         (config.clone(), "tokenizer"),
     ] {
         home.file("model/config.json", config);
-        let done = home.run(["serve", "-m", "./model", "--port", "0"]);
+        let done = home.run(["serve", "-m", "./model", "--port", "0", "--force"]);
         assert_eq!(done.stdout, "", "{}", done.show());
         assert!(done.stderr.contains(message), "{}", done.show());
     }

@@ -213,7 +213,7 @@ fn detect_hint(error: &DetectError) -> Option<String> {
             "--plugins-dir names a folder with more plugins; `mlxcel doctor` shows where they are looked for"
                 .to_owned(),
         ),
-        DetectError::Unknown { .. } => Some("`mlxcel plugin verify FILE` examines a rejected plugin".to_owned()),
+        DetectError::Unknown { cures, .. } => Some(cures.join("; ")),
         _ => None,
     }
 }

@@ -144,6 +144,8 @@ pub struct ModelArgs {
         long,
         value_name = "N",
         default_value_t = 0,
+        allow_negative_numbers = true,
+        value_parser = tokens,
         help_heading = "Model"
     )]
     pub ctx_size: usize,
@@ -234,6 +236,12 @@ impl ModelArgs {
             ..LoadOptions::default()
         }
     }
+}
+
+fn tokens(text: &str) -> Result<usize, String> {
+    text.parse().map_err(|_| {
+        "expected a number of tokens; 0 is the model's own limit, there is no -1".to_owned()
+    })
 }
 
 fn number(text: &str) -> Result<f32, String> {

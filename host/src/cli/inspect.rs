@@ -1,4 +1,5 @@
-//! `mlxcel inspect`: whether a model fits, from its headers alone. No weight is read and no backend is started.
+//! `mlxcel inspect`: whether a model fits, from its headers alone. No weight is read. The backend that would run the model
+//! is asked for the type of activations and caches and for its memory, so that the verdict is that of `run`.
 
 use std::path::Path;
 
@@ -8,18 +9,23 @@ use serde_json::{Value, json};
 
 use crate::engine::batch::BatchLimits;
 use crate::engine::estimate::{EstimateInputs, MemoryEstimate, estimate};
-use crate::engine::{CacheDesc, OpenedModel, open_model};
+use crate::engine::{CacheDesc, OpenedModel, open_model, preferred_dtype};
+use crate::plugin::{BackendChoice, DType, SelectError, SelectedBackend};
 
 use super::args::{FamilyArgs, LogArgs, PluginArgs, StoreArgs, VERSION};
 use super::console::Console;
 use super::error::CliError;
 use super::exit::Exit;
-use super::memory::{Budget, PLANNED_TOKENS, headroom_factor, host_budget};
+use super::generation::DTypeArg;
+use super::memory::{Budget, PLANNED_TOKENS, device_budget, headroom_factor, host_budget};
 use super::place::{loader, open_store, usable_catalogue};
 use super::table::{bytes_text, counted};
 
-/// Keys and values are kept in 16 bits unless `--dtype f32` asks for more.
-const KV_ELEMENT_BYTES: u64 = 2;
+/// What is counted with where nothing can run here.
+const DEFAULT_DTYPE: DType = DType::F16;
+
+/// Bytes of an element of the two types that the established format has figures for.
+const HALF_BYTES: u64 = 2;
 
 /// Flags of `inspect`.
 #[derive(Debug, Args)]
@@ -36,6 +42,12 @@ pub struct InspectArgs {
     /// Sequences at once
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..))]
     batch: u64,
+    /// Float type of activations and caches
+    #[arg(long, value_enum, default_value_t = DTypeArg::Auto)]
+    dtype: DTypeArg,
+    /// Backend plugin that would run it: `auto` or a name
+    #[arg(long, value_name = "NAME", default_value = "auto")]
+    backend: BackendChoice,
     /// Write JSON
     #[arg(long)]
     json: bool,
@@ -58,6 +70,7 @@ struct Report<'a> {
     estimate: MemoryEstimate,
     headroom_factor: f64,
     budget: Budget,
+    dtype: DType,
 }
 
 /// Runs the command.
@@ -68,7 +81,15 @@ pub fn run(args: &InspectArgs, console: &Console) -> Result<Exit, CliError> {
         .resolve(&store.parse(&args.model)?, revision.as_ref())?
         .path;
     let catalogue = usable_catalogue(&args.plugins)?;
-    let opened = open_model(&path, &catalogue, &loader()?, args.family.family.as_deref())?;
+    let loader = loader()?;
+    let opened = open_model(&path, &catalogue, &loader, args.family.family.as_deref())?;
+    let backend = match loader.select_backend(&catalogue, &args.backend) {
+        Ok(backend) => Some(backend),
+        // The headers tell enough without; a backend that was named has to be there.
+        Err(SelectError::NoneRuns { .. }) => None,
+        Err(error) => return Err(error.into()),
+    };
+    let dtype = dtype(args, &opened, backend.as_ref());
     let context = opened.desc.context_length as u64;
     if let Some(asked) = args.max_tokens.filter(|&asked| asked > context) {
         console.note(format_args!(
@@ -82,8 +103,8 @@ pub fn run(args: &InspectArgs, console: &Console) -> Result<Exit, CliError> {
         tokens,
         batch: args.batch,
         step_rows: BatchLimits::default().budget.rows as u64,
-        kv_element_bytes: KV_ELEMENT_BYTES,
-        activation_element_bytes: KV_ELEMENT_BYTES,
+        kv_element_bytes: dtype.size_bytes() as u64,
+        activation_element_bytes: dtype.size_bytes() as u64,
         headroom_factor,
     };
     let report = Report {
@@ -93,13 +114,24 @@ pub fn run(args: &InspectArgs, console: &Console) -> Result<Exit, CliError> {
         batch: args.batch,
         estimate: estimate(&opened.desc, inputs),
         headroom_factor,
-        budget: host_budget()?,
+        budget: backend.as_ref().map_or_else(host_budget, device_budget)?,
+        dtype,
     };
     match args.json {
         true => console.json(&report.document())?,
         false => console.block(&report.text(&path))?,
     }
     Ok(Exit::Success)
+}
+
+/// The type that `run` would use with the same flags.
+fn dtype(args: &InspectArgs, opened: &OpenedModel, backend: Option<&SelectedBackend>) -> DType {
+    match args.dtype {
+        DTypeArg::Auto => backend.map_or(DEFAULT_DTYPE, |backend| preferred_dtype(opened, backend)),
+        DTypeArg::F32 => DType::F32,
+        DTypeArg::F16 => DType::F16,
+        DTypeArg::Bf16 => DType::BF16,
+    }
 }
 
 impl Report<'_> {
@@ -128,6 +160,7 @@ impl Report<'_> {
     /// The keys of the established format; `null` is a figure that there is none of here.
     fn document(&self) -> Value {
         let estimate = &self.estimate;
+        let half = estimate.kv_bytes_per_token / self.dtype.size_bytes().max(1) as u64 * HALF_BYTES;
         json!({
             "mlxcel_version": VERSION,
             "model": self.model,
@@ -137,16 +170,20 @@ impl Report<'_> {
             "inputs": {
                 "max_tokens": self.tokens,
                 "batch": self.batch,
-                "kv_cache_mode": "fp16",
+                "kv_cache_mode": match self.dtype.size_bytes() as u64 {
+                    HALF_BYTES => "fp16",
+                    _ => "fp32",
+                },
                 "quant": "default",
+                "dtype": self.dtype.name(),
             },
             "context_length": self.opened.desc.context_length,
             "weights_bytes": estimate.weights_bytes,
             "weights_source": self.weights_source(),
-            "kv_bytes_per_token": { "fp16": estimate.kv_bytes_per_token, "int8": null, "turbo4": null },
+            "kv_bytes_per_token": { "fp16": half, "fp32": 2 * half, "int8": null, "turbo4": null },
             "kv_bytes_total": estimate.kv_bytes_total,
             "kv_detail": self.kv_detail(),
-            "per_slot_overhead_bytes": null,
+            "per_slot_overhead_bytes": self.state_bytes(),
             "activation_bytes": estimate.activation_bytes,
             "backend_inflight_bytes": null,
             "headroom_bytes": estimate.headroom_bytes,
@@ -154,7 +191,14 @@ impl Report<'_> {
             "budget_bytes": self.budget.bytes,
             "total_bytes": estimate.total_bytes,
             "fits": self.fits(),
+            "tensors_checked": false,
         })
+    }
+
+    /// What one sequence takes whatever its length; none where that is nothing.
+    fn state_bytes(&self) -> Option<u64> {
+        let bytes = self.estimate.state_bytes / self.batch.max(1);
+        (bytes > 0).then_some(bytes)
     }
 
     fn kv_detail(&self) -> String {
@@ -163,11 +207,18 @@ impl Report<'_> {
             |kind: fn(&CacheDesc) -> bool| layers.iter().filter(|layer| kind(layer)).count();
         let dense = count(|layer| matches!(layer, CacheDesc::Dense { .. }));
         let window = count(|layer| matches!(layer, CacheDesc::Window { .. }));
-        let none = layers.len() - dense - window;
+        let latent = count(|layer| matches!(layer, CacheDesc::Latent { .. }));
+        let states = count(|layer| matches!(layer, CacheDesc::Recurrent { .. }));
+        let none = layers.len() - dense - window - latent - states;
         let mut parts = vec![counted(dense, "dense layer")];
         parts.extend(
             (window > 0).then(|| format!("{} (kept in full)", counted(window, "windowed layer"))),
         );
+        parts.extend((latent > 0).then(|| counted(latent, "latent layer")));
+        parts.extend(self.state_bytes().map(|bytes| {
+            let layers = counted(states, "layer");
+            format!("{layers} with states of {} a sequence", bytes_text(bytes))
+        }));
         parts.extend((none > 0).then(|| format!("{} without a cache", counted(none, "layer"))));
         parts.join(", ")
     }
@@ -203,10 +254,11 @@ impl Report<'_> {
             (
                 "caches",
                 format!(
-                    "{} for {} x {} tokens, {} a token: {}",
+                    "{} for {} x {} tokens in {}, {} a token: {}",
                     bytes_text(estimate.kv_bytes_total),
                     self.batch,
                     self.tokens,
+                    self.dtype.name(),
                     bytes_text(estimate.kv_bytes_per_token),
                     self.kv_detail()
                 ),
@@ -219,6 +271,10 @@ impl Report<'_> {
             ("total", bytes_text(estimate.total_bytes)),
             ("budget", budget),
             ("fits", verdict.to_owned()),
+            (
+                "tensors",
+                "not compared with the configuration: loading does that".to_owned(),
+            ),
         ];
         rows.iter()
             .map(|(key, value)| format!("{key:<13} {value}\n"))

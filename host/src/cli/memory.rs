@@ -87,7 +87,7 @@ pub fn host_budget() -> Result<Budget, CliError> {
 }
 
 /// The budget of the device that a model goes to, where the backend tells; else that of the machine.
-fn device_budget(backend: &SelectedBackend) -> Result<Budget, CliError> {
+pub fn device_budget(backend: &SelectedBackend) -> Result<Budget, CliError> {
     if let Some(limit) = limit_from_environment()? {
         return Ok(limit);
     }

@@ -33,6 +33,9 @@ mod table;
 use std::process::ExitCode;
 
 use clap::Parser;
+use clap::error::{ContextKind, ContextValue};
+
+use crate::plugin::PROBE_COMMAND;
 
 use args::{Cli, Command};
 use console::Console;
@@ -45,7 +48,7 @@ pub use serve::server_main;
 pub fn main() -> ExitCode {
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
-        Err(error) => return usage(&error),
+        Err(error) => return usage(error),
     };
     if let Command::Probe(args) = &cli.command {
         return probe::run(args);
@@ -57,7 +60,17 @@ pub fn main() -> ExitCode {
 }
 
 /// Help, or what is wrong with the arguments.
-fn usage(error: &clap::Error) -> ExitCode {
+fn usage(mut error: clap::Error) -> ExitCode {
+    // The command for this program's own children is no suggestion for people.
+    if let Some(ContextValue::Strings(mut names)) = error.remove(ContextKind::SuggestedSubcommand) {
+        names.retain(|name| name != PROBE_COMMAND);
+        if !names.is_empty() {
+            error.insert(
+                ContextKind::SuggestedSubcommand,
+                ContextValue::Strings(names),
+            );
+        }
+    }
     let exit = if error.use_stderr() {
         Exit::Usage
     } else {

@@ -33,15 +33,15 @@ pub fn search_inputs(args: &PluginArgs) -> SearchInputs {
     SearchInputs::from_process(args.plugin.clone(), args.plugins_dir.clone())
 }
 
-/// Every plugin found, for commands that show them.
+/// Every plugin found, for commands that show them. A folder that a flag names has to be there; what its files are
+/// like is theirs to tell.
 pub fn catalogue(args: &PluginArgs) -> Result<Catalogue, CliError> {
-    Ok(Catalogue::build(
-        &search_inputs(args),
-        HostProfile::CURRENT,
-    )?)
+    let catalogue = Catalogue::build(&search_inputs(args), HostProfile::CURRENT)?;
+    catalogue.require_places()?;
+    Ok(catalogue)
 }
 
-/// The plugins for commands that use them: what a flag names has to be usable.
+/// The plugins for commands that use them: a file that a flag names has to be usable.
 pub fn usable_catalogue(args: &PluginArgs) -> Result<Catalogue, CliError> {
     let catalogue = catalogue(args)?;
     catalogue.require_explicit()?;

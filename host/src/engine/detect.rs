@@ -37,7 +37,17 @@ pub fn open_model(
     } else {
         open_gguf(path, &index, loader)?
     };
-    let description = family.describe(&decision.arch, &checkpoint.config().to_string())?;
+    let described = family.describe(&decision.arch, &checkpoint.config().to_string());
+    let description = described.map_err(|error| match checkpoint.gguf() {
+        // The plugin names keys of the configuration that it made itself.
+        Some(_) => EngineError::Gguf {
+            path: path.to_owned(),
+            message: format!(
+                "{error} (in config.json's names, for which the plugin read the file's metadata)"
+            ),
+        },
+        None => error.into(),
+    })?;
     let desc = ModelDesc::parse(&description.to_string())?;
     Ok(OpenedModel {
         checkpoint,

@@ -1,10 +1,12 @@
 //! The choice among the families' scores, and the errors when there is none.
 
+use std::collections::BTreeSet;
+
 use serde::{Deserialize, Serialize};
 
 use super::index::{ArchConflict, ArchIndex, Query};
 use super::nearest::nearest;
-use crate::plugin::{PluginKind, State};
+use crate::plugin::{PluginKind, SELECT, State};
 
 /// One entry of a family's answer to a probe, with the plugin it came from.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -43,8 +45,10 @@ pub enum DetectError {
         what: String,
         /// Known names close to it.
         nearest: Vec<String>,
-        /// Plugins that would serve it and cannot be used, each with its reason.
+        /// Plugins that would serve it and cannot be used, or are left out, each with its reason.
         rejected: Vec<String>,
+        /// What can be done about these.
+        cures: Vec<String>,
     },
     /// It is recognised, and this variant of it is not implemented.
     #[error("{what} is recognised but not supported: {}", join(reasons))]
@@ -109,7 +113,7 @@ fn unknown_text(what: &str, nearest: &[String], rejected: &[String]) -> String {
     let mut text = format!("no plugin knows {what}");
     if !rejected.is_empty() {
         text.push_str(&format!(
-            "; a plugin for it exists but was rejected: {}",
+            "; a plugin for it exists but is not used: {}",
             rejected.join("; ")
         ));
     } else if nearest.is_empty() {
@@ -224,35 +228,73 @@ fn nobody(index: &ArchIndex<'_>, query: Query<'_>, zeros: &[&ProbeScore]) -> Det
         Query::ModelType(key) | Query::Gguf(key) => key,
         Query::Untyped => "",
     };
+    let (mut rejected, mut cures) = rejected_for(index, query, wanted);
+    if let Some(pin) = index.pin() {
+        for name in pinned_out(index, query, pin) {
+            rejected.push(format!("{name}: left out by --family {pin}"));
+            cures.push(format!("leave out --family {pin}, or give --family {name}"));
+        }
+    }
+    let mut seen = BTreeSet::new();
+    cures.retain(|cure| seen.insert(cure.clone()));
     DetectError::Unknown {
         what,
         nearest: nearest(wanted, index.known_names(query).into_iter()),
-        rejected: rejected_for(index, query, wanted),
+        rejected,
+        cures,
     }
 }
 
-/// Plugins that would serve `query` if they were usable. One whose metadata cannot be read counts when
-/// its file is named after the wanted model.
-fn rejected_for(index: &ArchIndex<'_>, query: Query<'_>, wanted: &str) -> Vec<String> {
+/// Names of the usable families that claim `query` and are not the pinned one.
+fn pinned_out(index: &ArchIndex<'_>, query: Query<'_>, pin: &str) -> Vec<String> {
     if query == Query::Untyped {
         return Vec::new();
     }
-    index
-        .catalogue()
-        .records()
-        .iter()
+    let usable = index.catalogue().usable(PluginKind::Family);
+    usable
+        .filter(|plugin| plugin.name() != pin)
+        .filter(|plugin| plugin.archs().iter().any(|arch| query.is_claimed_by(arch)))
+        .map(|plugin| plugin.name().to_owned())
+        .collect()
+}
+
+/// What undoes a state that keeps a plugin from being used.
+fn cure(state: &State) -> Option<String> {
+    Some(match state {
+        State::Disabled { by } if *by == SELECT => {
+            format!("add the plugin to {by}, or name its file with --plugin FILE")
+        }
+        State::Disabled { by } => {
+            format!("take the plugin out of {by}, or name its file with --plugin FILE")
+        }
+        State::Conflict { .. } => {
+            "remove one of the files, or name the one to use with --plugin FILE".to_owned()
+        }
+        State::Rejected(_) => "`mlxcel plugin verify FILE` examines a rejected plugin".to_owned(),
+        State::Available | State::Ready | State::Shadowed { .. } => return None,
+    })
+}
+
+/// Plugins that would serve `query` if they were usable, and what can be done about it. One whose
+/// metadata cannot be read counts when its file is named after the wanted model.
+fn rejected_for(
+    index: &ArchIndex<'_>,
+    query: Query<'_>,
+    wanted: &str,
+) -> (Vec<String>, Vec<String>) {
+    if query == Query::Untyped {
+        return (Vec::new(), Vec::new());
+    }
+    let plugins = index.catalogue().records().iter();
+    plugins
         .filter(|plugin| plugin.kind() == Some(PluginKind::Family))
         .filter(|plugin| match &plugin.metadata {
             Some(metadata) => metadata.archs.iter().any(|arch| query.is_claimed_by(arch)),
             None => plugin.name() == wanted,
         })
-        .filter(|plugin| !matches!(plugin.state, State::Shadowed { .. }))
         .filter_map(|plugin| {
-            Some(format!(
-                "{}: {}",
-                plugin.path.display(),
-                plugin.state.reason()?
-            ))
+            let (cure, reason) = (cure(&plugin.state)?, plugin.state.reason()?);
+            Some((format!("{}: {reason}", plugin.path.display()), cure))
         })
-        .collect()
+        .unzip()
 }

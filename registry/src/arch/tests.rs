@@ -155,8 +155,8 @@ fn rejected_and_disabled_plugins_are_named_by_what_they_would_serve() {
     let place = root.path().canonicalize().unwrap().display().to_string();
     let says =
         |key: &str| decided(&catalogue, None, Query::ModelType(key), &[]).replace(&place, "DIR");
-    insta::assert_snapshot!(says("qwen3"), @r#"no plugin knows model_type "qwen3"; a plugin for it exists but was rejected: DIR/flag/libmlxcel_family_qwen.so: plugin uses ABI major 0, this host has 1: update the plugin"#);
-    insta::assert_snapshot!(says("phi"), @r#"no plugin knows model_type "phi"; a plugin for it exists but was rejected: DIR/flag/libmlxcel_family_phi.so: truncated: the segment table ends at byte 120, the file has 80; copy the file again"#);
+    insta::assert_snapshot!(says("qwen3"), @r#"no plugin knows model_type "qwen3"; a plugin for it exists but is not used: DIR/flag/libmlxcel_family_qwen.so: plugin uses ABI major 0, this host has 1: update the plugin"#);
+    insta::assert_snapshot!(says("phi"), @r#"no plugin knows model_type "phi"; a plugin for it exists but is not used: DIR/flag/libmlxcel_family_phi.so: truncated: the segment table ends at byte 120, the file has 80; copy the file again"#);
     insta::assert_snapshot!(says("mamba"), @r#"no plugin knows model_type "mamba": see `mlxcel arch` for what is known"#);
 }
 

@@ -293,11 +293,18 @@ impl Catalogue {
         }
     }
 
+    /// An error if a folder that a flag names cannot be read: whatever a command does with the plugins,
+    /// leaving these out is not what was asked.
+    pub fn require_places(&self) -> Result<(), CatalogueError> {
+        match self.notes.iter().find(|note| note.explicit) {
+            Some(note) => Err(CatalogueError::Place(note.text.clone())),
+            None => Ok(()),
+        }
+    }
+
     /// Refuses to go on without what a flag named. Commands that list plugins do not call this.
     pub fn require_explicit(&self) -> Result<(), CatalogueError> {
-        if let Some(note) = self.notes.iter().find(|note| note.explicit) {
-            return Err(CatalogueError::Place(note.text.clone()));
-        }
+        self.require_places()?;
         for record in self
             .records
             .iter()

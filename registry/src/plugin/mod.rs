@@ -22,7 +22,7 @@ pub(crate) use tests::files as test_files;
 pub use catalogue::{Catalogue, CatalogueError, PluginRecord, State};
 pub use digest::sha256_of_file;
 pub use discover::{Discovery, FileId, FoundFile, PlaceNote, PlaceProblem, discover, name_in_file};
-pub use filter::{Filter, FilterError};
+pub use filter::{DISABLE, Filter, FilterError, SELECT};
 pub use metadata::{
     ArchRecord, METADATA_CAP_BYTES, Metadata, MetadataError, PluginInfo, PluginKind, parse_metadata,
 };
