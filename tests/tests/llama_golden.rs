@@ -169,6 +169,7 @@ fn half_types_stay_near() {
             ("ministral3", 2.0),
             ("nemotron-nas", 1.0),
             ("iquestloopcoder", 1.0),
+            ("fp8-blocks", 1.0),
         ] {
             let from = folder("llama", variant);
             let off = worst_distance(&golden(&from), &engine(&from, 0, dtype));

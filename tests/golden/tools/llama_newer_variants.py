@@ -128,7 +128,7 @@ VARIANTS = {
     ),
     "llama4-text": variant(
         "no wrapper; a list of layers with experts, two a token; an irregular list of rotary layers; biases; llama3 "
-        "rotary scaling; no head norms",
+        "rotary scaling with equal bounds, as published; no head norms",
         LLAMA4
         | dict(
             num_hidden_layers=3,
@@ -145,11 +145,11 @@ VARIANTS = {
                 rope_theta=2000.0,
                 factor=8.0,
                 low_freq_factor=1.0,
-                high_freq_factor=4.0,
+                high_freq_factor=1.0,
                 original_max_position_embeddings=64,
             ),
         ),
-        6,
+        13,
         dtype="BF16",
         controls={
             "one expert a token": dict(num_experts_per_tok=1),

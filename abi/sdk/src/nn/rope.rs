@@ -216,7 +216,7 @@ fn periods(config: &RopeConfig, context_length: usize) -> Option<Vec<f64>> {
 
 fn llama3_period(period: f64, factor: f64, low: f64, high: f64, original: f64) -> f64 {
     let wavelength = 2.0 * PI * period;
-    if wavelength < original / high {
+    if wavelength < original / high || (low == high && wavelength == original / low) {
         return period;
     }
     if wavelength > original / low {
@@ -326,6 +326,19 @@ mod tests {
         let plain = plain_periods(&config);
         assert_eq!(periods[0], plain[0]);
         assert_eq!(periods[3], plain[3] * 8.0);
+    }
+
+    /// As Llama 4 Scout is published.
+    #[test]
+    fn equal_bounds_of_llama3_leave_nothing_between() {
+        let value = json!({"rope_theta": 10000.0, "max_position_embeddings": 64, "rope_scaling": {"rope_type": "llama3",
+            "factor": 8, "low_freq_factor": 1, "high_freq_factor": 1, "original_max_position_embeddings": 32}});
+        let config = read(&value);
+        let plain = plain_periods(&config);
+        let factors = periods(&config, 0).unwrap().into_iter().zip(plain);
+        let factors: Vec<f64> = factors.map(|(period, plain)| period / plain).collect();
+        assert_eq!(factors, [1.0, 8.0, 8.0, 8.0]);
+        assert_eq!(llama3_period(2.0, 8.0, 1.0, 1.0, 4.0 * PI), 2.0);
     }
 
     #[test]

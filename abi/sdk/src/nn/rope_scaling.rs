@@ -185,11 +185,12 @@ fn read_scaling(config: &Config<'_>, settings: &Config<'_>, dims: usize) -> Resu
                 original: original(limit)?,
             };
             if let RopeScaling::Llama3 { low, high, .. } = scaling
-                && low >= high
+                && low > high
             {
+                // Equal in Llama 4 Scout: nothing is between the two bands.
                 return Err(settings.error(
                     "high_freq_factor",
-                    format!("more than low_freq_factor ({low})"),
+                    format!("at least low_freq_factor ({low})"),
                 ));
             }
             Ok(scaling)
