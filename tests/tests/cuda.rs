@@ -15,7 +15,7 @@ mod subject;
 
 use mlxcel_abi::backend::{BackendTable, OpenArgs};
 use mlxcel_abi::{AbiError, OwnedBytes, Str, Table, status};
-use mlxcel_sdk::testkit::conformance::{Depth, Expectations, GROUPS, run};
+use mlxcel_sdk::testkit::conformance::{Depth, Expectations, GROUPS, group, run};
 use serde_json::Value;
 
 fn table() -> BackendTable {
@@ -89,19 +89,36 @@ fn expectations() -> Expectations {
     Expectations::none()
 }
 
-#[test]
-fn conformance() {
+fn check(of: &str) {
     if is_refused() {
         return;
     }
     let _alone = subject::alone();
     let opened = subject::Opened::new(mlxcel_backend_cuda::backend_table(), "{}");
-    let mut problems = Vec::new();
-    for group in GROUPS {
-        let report = run("cuda", &opened.backend(), &[*group], Depth::Values);
-        if let Err(text) = report.verdict(&expectations()) {
-            problems.push(format!("{}: {text}", group.name));
-        }
+    let group = group(of).unwrap_or_else(|| panic!("there is no group called {of}"));
+    let report = run("cuda", &opened.backend(), &[*group], Depth::Values);
+    if let Err(text) = report.verdict(&expectations()) {
+        panic!("{text}");
     }
-    assert!(problems.is_empty(), "{}", problems.join("\n"));
+}
+
+macro_rules! each_group {
+    ($($group:ident)*) => {
+        $(#[test]
+        fn $group() {
+            check(stringify!($group));
+        })*
+
+        #[test]
+        fn no_group_is_left_out() {
+            let listed = [$(stringify!($group)),*];
+            let all: Vec<&str> = GROUPS.iter().map(|group| group.name).collect();
+            assert_eq!(all, listed);
+        }
+    };
+}
+
+each_group! {
+    creation elementwise arithmetic reductions ordering movement indexing products quantization
+    convolution fourier norms attention paging randomness composed contract
 }

@@ -331,22 +331,34 @@ impl Shape {
 pub(crate) struct Arguments {
     values: [u64; Self::MOST],
     len: usize,
+    /// Where each argument starts.
+    starts: [u8; Self::MOST],
+    count: usize,
 }
 
 impl Arguments {
-    const MOST: usize = 24;
+    const MOST: usize = 32;
 
     /// No arguments yet.
     pub(crate) fn new() -> Self {
         Self::default()
     }
 
-    fn push(mut self, value: u64) -> Self {
+    fn push(self, value: u64) -> Self {
+        self.record(&[value])
+    }
+
+    /// A struct of 64-bit words.
+    pub(crate) fn record(mut self, words: &[u64]) -> Self {
         // More than there is room for would be a kernel of ours with more parameters than any has.
-        if let Some(slot) = self.values.get_mut(self.len) {
-            *slot = value;
-            self.len += 1;
-        }
+        let place = self.values.get_mut(self.len..self.len + words.len());
+        let (Some(place), Some(start)) = (place, self.starts.get_mut(self.count)) else {
+            return self;
+        };
+        place.copy_from_slice(words);
+        *start = self.len as u8;
+        self.len += words.len();
+        self.count += 1;
         self
     }
 
@@ -366,6 +378,9 @@ impl Arguments {
     }
 
     fn pointers(&mut self) -> [*mut c_void; Self::MOST] {
-        self.values.each_mut().map(|value| (&raw mut *value).cast())
+        let first = self.values.as_mut_ptr();
+        // SAFETY: every start is inside the values.
+        self.starts
+            .map(|start| unsafe { first.add(usize::from(start)) }.cast())
     }
 }

@@ -4,6 +4,7 @@
 // called. Only names that the library exports are used; they are weak here, because the CPU's build of it lacks them.
 #include "stream.h"
 
+#include <cstdlib>
 #include <functional>
 #include <mutex>
 #include <unordered_set>
@@ -92,24 +93,35 @@ size_t device_stream() {
   if (on_cpu() || &mx::cu::get_command_encoder == nullptr) {
     return 0;
   }
+  // Products of f32 keep all its digits, unless the user asks otherwise; the library reads this when it first multiplies.
+  setenv("MLX_ENABLE_TF32", "0", 0);
   return reinterpret_cast<size_t>(reinterpret_cast<EncoderHead&>(encoder()).stream);
 }
 
 DeviceView device_view(const Array& a) {
   auto value = a.value;
-  if (value.status() == mx::array::Status::unscheduled) {
+  // Nothing is to be computed of an empty array, and the library submits kernels without blocks for it, which fails.
+  bool is_empty = value.size() == 0;
+  if (!is_empty && value.status() == mx::array::Status::unscheduled) {
     mx::async_eval({value});
   }
   DeviceView out{};
   out.dtype = code_of(value.dtype());
   out.ndim = static_cast<uint32_t>(value.ndim());
-  out.row_contiguous = value.flags().row_contiguous;
+  out.row_contiguous = !is_empty && value.flags().row_contiguous;
   for (size_t i = 0; i < value.ndim() && i < out.dims.size(); ++i) {
     out.dims[i] = value.shape(static_cast<int>(i));
-    out.strides[i] = value.strides(static_cast<int>(i));
+    out.strides[i] = is_empty ? 0 : value.strides(static_cast<int>(i));
+  }
+  if (is_empty) {
+    return out;
+  }
+  if (value.data_shared_ptr() == nullptr) {
+    // Operations that the library runs on the processor have no memory before they ran.
+    value.eval();
   }
   auto buffer = static_cast<CudaBuffer*>(value.buffer().ptr());
-  if (value.size() > 0 && buffer != nullptr) {
+  if (buffer != nullptr) {
     out.address = reinterpret_cast<size_t>(buffer->data) + static_cast<size_t>(value.offset());
     out.is_foreign = !known().has(buffer);
   }
@@ -135,7 +147,9 @@ Out wrap_block(const DeviceBlock& block, uint32_t dtype, Dims dims) {
 }
 
 void hold(const Array& a) {
-  held().push_back(a.value.data_shared_ptr());
+  if (a.value.size() > 0) {
+    held().push_back(a.value.data_shared_ptr());
+  }
 }
 
 void let_go_when_done() {

@@ -84,30 +84,51 @@ __device__ __forceinline__ u32 twice(u16 v) {
   return __byte_perm(v, 0, 0x1010);
 }
 
-// Up to 8 rows of x. A block makes 16 * TILES columns of the result; its warps share the sum over K.
-template <int BITS, int TILES, int UNROLL, int WARPS>
+// f(gate) * up; kinds as in the operation table: 1 SiLU, 2 GELU, 3 GELU by tanh, 4 ReLU.
+__device__ __forceinline__ float gated(float g, float u, int kind) {
+  if (kind == 1) {
+    return g / (1.0f + __expf(-g)) * u;
+  }
+  if (kind == 2) {
+    return 0.5f * g * (1.0f + erff(g * 0.70710678f)) * u;
+  }
+  if (kind == 3) {
+    return 0.5f * g * (1.0f + tanhf(0.79788456f * (g + 0.044715f * g * g * g))) * u;
+  }
+  return fmaxf(g, 0.0f) * u;
+}
+
+// A second weight of the same shape, whose columns a block makes beside the first's, and what is made of both.
+struct Pair {
+  const u8* w;
+  Quant quant;
+  u16* out;
+  u16* both;
+  int kind;
+};
+
+// Up to 8 rows of x. A block makes 16 * TILES columns of the result from `first` on; its warps share the sum over K. With PAIR,
+// half of the columns are those of a gate and half the same ones of what it gates.
+template <int BITS, int TILES, int UNROLL, int WARPS, bool PAIR = false>
 __device__ __forceinline__ void few_rows(
-    const u8* w, Quant quant, const u16* x, u16* out, int n_total, int k_total, int rows) {
+    const u8* w, Quant quant, const u16* x, u16* out, int n_total, int k_total, int rows, int first, Pair pair = {}) {
   constexpr int kOwn = Form<BITS>::kOwn, kChunk = Form<BITS>::kChunk, kHalves = 2 * TILES;
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
   const int quad = lane & 3, in_tile = lane >> 2;
-  const int first = blockIdx.x * 16 * TILES;
   const size_t row_bytes = static_cast<size_t>(k_total) * BITS / 8;
   const u8* own[kHalves];
-  size_t group_row[kHalves];
+  const u16 *own_scales[kHalves], *own_biases[kHalves];
 #pragma unroll
   for (int t = 0; t < kHalves; ++t) {
-    int row = min(first + t * 8 + in_tile, n_total - 1);
-    own[t] = w + row * row_bytes;
-    group_row[t] = static_cast<size_t>(row) * quant.groups;
+    bool second = PAIR && t >= 2;
+    size_t row = min(first + (second ? t - 2 : t) * 8 + in_tile, n_total - 1);
+    own[t] = (second ? pair.w : w) + row * row_bytes;
+    own_scales[t] = (second ? pair.quant.scales : quant.scales) + row * quant.groups;
+    own_biases[t] = (second ? pair.quant.biases : quant.biases) + row * quant.groups;
   }
   float sums[TILES][4] = {};
-  // Columns of the tensor core's result beyond `rows` are not used, whatever is in them.
-  const u16* own_x = x + static_cast<size_t>(min(in_tile, rows - 1)) * k_total;
-  // A plain weight may be the result of the launch before; a quantised one comes from the host.
-  if constexpr (BITS == 16) {
-    wait_for_inputs();
-  }
+  const u16* own_x = x + static_cast<size_t>(in_tile) * k_total;
+  const bool has_x = in_tile < rows;
   for (int start = warp * kChunk; start < k_total; start += WARPS * kChunk * UNROLL) {
     uint4 q[UNROLL][kHalves];
     u16 s[UNROLL][kHalves], b[UNROLL][kHalves];
@@ -119,18 +140,18 @@ __device__ __forceinline__ void few_rows(
       for (int t = 0; t < kHalves; ++t) {
         q[u][t] = there ? load_once(own[t] + static_cast<size_t>(k) * BITS / 8) : make_uint4(0, 0, 0, 0);
         if constexpr (BITS < 16) {
-          size_t group = group_row[t] + k / GROUP_SIZE;
-          s[u][t] = there ? __ldg(quant.scales + group) : 0;
-          b[u][t] = there ? __ldg(quant.biases + group) : 0;
+          s[u][t] = there ? __ldg(own_scales[t] + k / GROUP_SIZE) : 0;
+          b[u][t] = there ? __ldg(own_biases[t] + k / GROUP_SIZE) : 0;
         }
       }
     }
-    // Also keeps the loads above together: without it the compiler spreads them over what follows.
+    // A quantised weight does not depend on the launch before, and a plain one is not launched early. This also keeps the loads
+    // above together: without it the compiler spreads them over what follows.
     wait_for_inputs();
 #pragma unroll
     for (int u = 0; u < UNROLL; ++u) {
       int k = start + u * WARPS * kChunk + quad * kOwn;
-      bool there = k < k_total;
+      bool there = has_x && k < k_total;
 #pragma unroll
       for (int i = 0; i < kOwn / 8; ++i) {
         uint4 v = there ? *reinterpret_cast<const uint4*>(own_x + k + 8 * i) : make_uint4(0, 0, 0, 0);
@@ -173,6 +194,25 @@ __device__ __forceinline__ void few_rows(
   __syncthreads();
   // For warps that had no part of the sum.
   wait_for_inputs();
+  if constexpr (PAIR) {
+    for (int i = threadIdx.x; i < 16 * rows; i += WARPS * 32) {
+      int column = i % 16, row = i / 16;
+      float g = 0.0f, u = 0.0f;
+#pragma unroll
+      for (int part = 0; part < WARPS; ++part) {
+        g += parts[part][column][row];
+        u += parts[part][16 + column][row];
+      }
+      if (first + column < n_total) {
+        size_t at = static_cast<size_t>(row) * n_total + first + column;
+        u16 gate = from_float(g), up = from_float(u);
+        out[at] = gate;
+        pair.out[at] = up;
+        pair.both[at] = from_float(gated(to_float(gate), to_float(up), pair.kind));
+      }
+    }
+    return;
+  }
   for (int i = threadIdx.x; i < TILES * 16 * rows; i += WARPS * 32) {
     int column = i % (TILES * 16), row = i / (TILES * 16);
     float sum = 0.0f;
@@ -186,14 +226,39 @@ __device__ __forceinline__ void few_rows(
   }
 }
 
-#define FEW_ROWS(NAME, TILES, UNROLL, WARPS)                                                                                \
-  extern "C" __global__ void __launch_bounds__(32 * WARPS) NAME(                                                            \
-      const u8* w, const u16* scales, const u16* biases, const u16* x, u16* out, int n, int k, int rows) {                  \
-    let_next_start();                                                                                                       \
-    few_rows<WEIGHT_BITS, TILES, UNROLL, WARPS>(w, Quant{scales, biases, k / GROUP_SIZE}, x, out, n, k, rows);               \
+// Up to three weights for the same x, one after another; `start` is the first block of each.
+struct Weights {
+  const u8* w[3];
+  const u16* scales[3];
+  const u16* biases[3];
+  u16* out[3];
+  int n[3];
+  int start[3];
+};
+
+#define FEW_ROWS(NAME, TILES, UNROLL)                                                                                  \
+  extern "C" __global__ void __launch_bounds__(256) NAME(Weights all, const u16* x, int k, int rows) {                 \
+    let_next_start();                                                                                                  \
+    int block = blockIdx.x, i = block >= all.start[2] ? 2 : block >= all.start[1] ? 1 : 0;                             \
+    const u8* w = i == 0 ? all.w[0] : i == 1 ? all.w[1] : all.w[2];                                                    \
+    const u16* scales = i == 0 ? all.scales[0] : i == 1 ? all.scales[1] : all.scales[2];                               \
+    const u16* biases = i == 0 ? all.biases[0] : i == 1 ? all.biases[1] : all.biases[2];                               \
+    u16* out = i == 0 ? all.out[0] : i == 1 ? all.out[1] : all.out[2];                                                 \
+    int n = i == 0 ? all.n[0] : i == 1 ? all.n[1] : all.n[2];                                                          \
+    int start = i == 0 ? 0 : i == 1 ? all.start[1] : all.start[2];                                                     \
+    few_rows<WEIGHT_BITS, TILES, UNROLL, 8>(                                                                           \
+        w, Quant{scales, biases, k / GROUP_SIZE}, x, out, n, k, rows, (block - start) * 16 * TILES);                   \
   }
-FEW_ROWS(few_rows_1, 1, 4, 8)
-FEW_ROWS(few_rows_2, 2, 2, 8)
+FEW_ROWS(few_rows_1, 1, 4)
+FEW_ROWS(few_rows_2, 2, 2)
+
+extern "C" __global__ void __launch_bounds__(256) few_rows_gated(
+    Weights all, const u16* x, u16* both, int k, int rows, int kind) {
+  let_next_start();
+  Pair pair{all.w[1], Quant{all.scales[1], all.biases[1], k / GROUP_SIZE}, all.out[1], both, kind};
+  few_rows<WEIGHT_BITS, 2, 2, 8, true>(
+      all.w[0], Quant{all.scales[0], all.biases[0], k / GROUP_SIZE}, x, all.out[0], all.n[0], k, rows, blockIdx.x * 16, pair);
+}
 
 #if WEIGHT_BITS < 16
 // The same for chosen experts: pair p of the result is row `lhs[p]` of x times matrix `rhs[p]`.
@@ -205,7 +270,7 @@ extern "C" __global__ void __launch_bounds__(256) few_rows_chosen(
   size_t expert = rhs[pair], row = lhs[pair], skipped = expert * n * groups;
   few_rows<WEIGHT_BITS, 1, 4, 8>(
       w + expert * n * (static_cast<size_t>(k) * WEIGHT_BITS / 8), Quant{scales + skipped, biases + skipped, groups},
-      x + row * k, out + static_cast<size_t>(pair) * n, n, k, 1);
+      x + row * k, out + static_cast<size_t>(pair) * n, n, k, 1, blockIdx.x * 16);
 }
 #endif
 

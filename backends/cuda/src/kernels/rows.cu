@@ -19,25 +19,37 @@ __device__ __forceinline__ float sum_of_block(float v) {
   return sum;
 }
 
-// x / rms(x) * w; `width` is even. Rows of up to 16,384 stay in registers.
-extern "C" __global__ void __launch_bounds__(256) rms_norm(const u32* x, const u32* w, u32* out, int width, float eps) {
+// x / rms(x) * w; `width` is even. Rows of up to 16,384 stay in registers. With `added`, x is the sum of two, which is given too.
+extern "C" __global__ void __launch_bounds__(256) rms_norm(
+    const u32* x, const u32* added, const u32* w, u32* total, u32* out, int width, float eps) {
   constexpr int kThreads = 256, kHeld = 32;
   let_next_start();
   wait_for_inputs();
   const int pairs = width / 2;
   const u32* row = x + static_cast<size_t>(blockIdx.x) * pairs;
   u32* to = out + static_cast<size_t>(blockIdx.x) * pairs;
+  const size_t first = static_cast<size_t>(blockIdx.x) * pairs;
+  auto value = [&](int at) {
+    u32 v = row[at];
+    if (added != nullptr) {
+      u32 other = added[first + at];
+      v = pack(low_float(v) + low_float(other), high_float(v) + high_float(other));
+      total[first + at] = v;
+    }
+    return v;
+  };
   u32 held[kHeld];
   float sum = 0.0f;
 #pragma unroll
   for (int i = 0; i < kHeld; ++i) {
     int at = i * kThreads + threadIdx.x;
-    held[i] = at < pairs ? row[at] : 0;
+    held[i] = at < pairs ? value(at) : 0;
     float a = low_float(held[i]), b = high_float(held[i]);
     sum += a * a + b * b;
   }
   for (int at = kHeld * kThreads + threadIdx.x; at < pairs; at += kThreads) {
-    float a = low_float(row[at]), b = high_float(row[at]);
+    u32 v = value(at);
+    float a = low_float(v), b = high_float(v);
     sum += a * a + b * b;
   }
   float factor = rsqrtf(sum_of_block<kThreads>(sum) / width + eps);
@@ -57,7 +69,59 @@ extern "C" __global__ void __launch_bounds__(256) rms_norm(const u32* x, const u
     }
   }
   for (int at = kHeld * kThreads + threadIdx.x; at < pairs; at += kThreads) {
-    to[at] = scaled(row[at], at);
+    to[at] = scaled(added == nullptr ? row[at] : total[first + at], at);
+  }
+}
+
+__device__ __forceinline__ void rotate(
+    const u16* from, u16* to, u16* also, int at, int width, int dims, float frequency, int interleaved, int inverse, float position) {
+  const int half = dims / 2;
+  if (at >= half) {
+    to[half + at] = from[half + at];
+    if (also != nullptr) {
+      also[half + at] = from[half + at];
+    }
+    return;
+  }
+  float angle = inverse ? position / frequency : position * frequency;
+  float sine, cosine;
+  sincosf(angle, &sine, &cosine);
+  int first = interleaved ? 2 * at : at, second = interleaved ? 2 * at + 1 : at + half;
+  float a = to_float(from[first]), b = to_float(from[second]);
+  u16 x = from_float(a * cosine - b * sine), y = from_float(a * sine + b * cosine);
+  to[first] = x;
+  to[second] = y;
+  if (also != nullptr) {
+    also[first] = x;
+    also[second] = y;
+  }
+}
+
+// Rotates queries and keys of a step, and puts keys and values into the pools.
+extern "C" __global__ void __launch_bounds__(256) rope_append(
+    const u16* q, const u16* k, const u16* v, const int* positions, const float* table, u16* q_out, u16* k_out, u16* key_pool,
+    u16* value_pool, const int* slots, int heads, int kv_heads, int width, int dims, int interleaved, int inverse, float scale,
+    int pool_rows) {
+  let_next_start();
+  wait_for_inputs();
+  const int half = dims / 2, own = width - half, row = blockIdx.x, slot = slots[row];
+  const float position = positions[row] * scale;
+  const bool has_slot = slot >= 0 && slot < pool_rows;
+  const size_t q_row = static_cast<size_t>(row) * heads * width, k_row = static_cast<size_t>(row) * kv_heads * width;
+  const size_t pool_row = static_cast<size_t>(has_slot ? slot : 0) * kv_heads * width;
+  const int of_q = heads * own, of_k = kv_heads * own, of_v = kv_heads * width;
+  for (int i = blockIdx.y * blockDim.x + threadIdx.x; i < of_q + of_k + of_v; i += gridDim.y * blockDim.x) {
+    if (i < of_q + of_k) {
+      bool is_q = i < of_q;
+      int j = is_q ? i : i - of_q, head = j / own, at = j % own;
+      size_t place = (is_q ? q_row : k_row) + static_cast<size_t>(head) * width;
+      u16* also = is_q || !has_slot ? nullptr : key_pool + pool_row + static_cast<size_t>(head) * width;
+      rotate((is_q ? q : k) + place, (is_q ? q_out : k_out) + place, also, at, width, dims, at < half ? table[at] : 0.0f,
+             interleaved, inverse, position);
+    } else if (has_slot) {
+      int j = i - of_q - of_k;
+      value_pool[pool_row + j] = v[k_row + j];
+    }
   }
 }
 
@@ -72,20 +136,8 @@ extern "C" __global__ void __launch_bounds__(256) rope(
   const float position = positions[blockIdx.x] * scale;
   for (int i = blockIdx.y * blockDim.x + threadIdx.x; i < heads * own; i += gridDim.y * blockDim.x) {
     int head = i / own, at = i % own;
-    const u16* from = x + row + static_cast<size_t>(head) * width;
-    u16* to = out + row + static_cast<size_t>(head) * width;
-    if (at >= half) {
-      to[half + at] = from[half + at];
-      continue;
-    }
-    float frequency = table[at];
-    float angle = inverse ? position / frequency : position * frequency;
-    float sine, cosine;
-    sincosf(angle, &sine, &cosine);
-    int first = interleaved ? 2 * at : at, second = interleaved ? 2 * at + 1 : at + half;
-    float a = to_float(from[first]), b = to_float(from[second]);
-    to[first] = from_float(a * cosine - b * sine);
-    to[second] = from_float(a * sine + b * cosine);
+    size_t place = row + static_cast<size_t>(head) * width;
+    rotate(x + place, out + place, nullptr, at, width, dims, at < half ? table[at] : 0.0f, interleaved, inverse, position);
   }
 }
 
@@ -128,8 +180,9 @@ extern "C" __global__ void widen(const u32* x, float2* out, u64 pairs) {
   }
 }
 
-// Rows of a table, in words of 4 bytes. Indices outside it give the nearest row: the host has checked those of tokens.
-extern "C" __global__ void take_rows(const u32* table, const u32* indices, u32* out, int words, int table_rows, int is_signed) {
+// Rows of a table, in units of T. Indices outside it give the nearest row: the host has checked those of tokens.
+template <typename T>
+__device__ __forceinline__ void take(const T* table, const u32* indices, T* out, int units, int table_rows, int is_signed) {
   let_next_start();
   wait_for_inputs();
   long long index = is_signed ? static_cast<int>(indices[blockIdx.x]) : static_cast<long long>(indices[blockIdx.x]);
@@ -137,9 +190,15 @@ extern "C" __global__ void take_rows(const u32* table, const u32* indices, u32* 
     index += table_rows;
   }
   index = min(max(index, 0LL), static_cast<long long>(table_rows) - 1);
-  for (int i = blockIdx.y * blockDim.x + threadIdx.x; i < words; i += gridDim.y * blockDim.x) {
-    out[static_cast<size_t>(blockIdx.x) * words + i] = table[static_cast<size_t>(index) * words + i];
+  for (int i = blockIdx.y * blockDim.x + threadIdx.x; i < units; i += gridDim.y * blockDim.x) {
+    out[static_cast<size_t>(blockIdx.x) * units + i] = table[static_cast<size_t>(index) * units + i];
   }
+}
+extern "C" __global__ void take_words(const u32* table, const u32* indices, u32* out, int units, int table_rows, int is_signed) {
+  take(table, indices, out, units, table_rows, is_signed);
+}
+extern "C" __global__ void take_halves(const u16* table, const u32* indices, u16* out, int units, int table_rows, int is_signed) {
+  take(table, indices, out, units, table_rows, is_signed);
 }
 
 // Keys and values of a step into the pools: rows of `key_words` and `value_words` words of 4 bytes.

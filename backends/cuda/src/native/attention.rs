@@ -8,6 +8,7 @@ use mlxcel_abi::{DType, ErrorObj, Result, Status, Tensor};
 use mlxcel_backend_mlx::native::View;
 use mlxcel_backend_mlx::stream::Device;
 
+use super::pending::Append;
 use super::{COUNTERS, Outcome, State, attempt, is_half, is_plain, small};
 use crate::driver::{Arguments, Shape};
 use crate::kernels::Text;
@@ -49,7 +50,7 @@ unsafe extern "C" fn paged_attention(
     };
     // SAFETY: the slot's contract; the fallback is a slot of the same table and context.
     unsafe {
-        match attempt(ctx, err, kernel) {
+        match attempt(ctx, err, true, kernel) {
             Ok(status) => status,
             Err(mlx) => (mlx.paged_attention)(ctx, args, out, err),
         }
@@ -135,6 +136,19 @@ unsafe fn attend(
     state: &mut State,
     args: &PagedAttentionArgs,
 ) -> Result<Option<[Tensor; 3]>> {
+    state.settle(
+        &device,
+        &[
+            args.q,
+            args.k,
+            args.v,
+            args.k_pool,
+            args.v_pool,
+            args.slots,
+            args.positions,
+            args.sinks,
+        ],
+    )?;
     let is_plain_form = args.selection.is_none()
         && [args.latent_dim, args.read_only, args.chunk] == [0; 3]
         && args.softcap >= 0.0
@@ -175,7 +189,21 @@ unsafe fn attend(
         sinks.data as usize
     };
     let (t, out) = state.output(&device, q.dtype, q.shape())?;
-    append(state, &k, &v, &k_pool, &v_pool, &slots, &sizes)?;
+    let appended = state.rotate_and_append(
+        &device,
+        &Append {
+            q: q.data as usize,
+            k: k.data as usize,
+            v: v.data as usize,
+            key_pool: k_pool.data as usize,
+            value_pool: v_pool.data as usize,
+            slots: slots.data as usize,
+            pool_rows: sizes.pages * sizes.page_size,
+        },
+    )?;
+    if !appended {
+        append(state, &k, &v, &k_pool, &v_pool, &slots, &sizes)?;
+    }
     // SAFETY: forwarded to the caller.
     let (has_alone, has_more) = unsafe { shape_of_step(args) };
     let per_key = (sizes.heads / sizes.kv_heads) as u32;

@@ -6,6 +6,7 @@
 
 mod attention;
 mod movement;
+mod pending;
 mod products;
 mod rows;
 mod transfer;
@@ -27,6 +28,7 @@ use mlxcel_backend_mlx::stream::{self, Device};
 use crate::driver::{Arguments, Driver, Shape, Stream};
 use crate::kernels::{Kernels, Text};
 use crate::memory::Pool;
+use pending::Pending;
 
 /// Hooks for the backend's description.
 pub(crate) const KERNELS: Hooks = Hooks { install, remove };
@@ -60,6 +62,8 @@ pub(crate) struct State {
     expanded: (usize, usize),
     /// `COUNTERS` zeros; whoever counts leaves zeros behind.
     counters: usize,
+    /// Operations that wait for the next one, to be submitted with it.
+    pending: Pending,
     /// Frequencies of rotary embeddings by dimensions and base.
     frequencies: HashMap<(u32, u32), usize>,
 }
@@ -95,6 +99,7 @@ fn install(table: &mut BackendOps, _settings: &mlxcel_backend_mlx::KernelSetting
         scratch: (0, 0),
         expanded: (0, 0),
         counters,
+        pending: Pending::Nothing,
         frequencies: HashMap::new(),
     };
     STATES.with_borrow_mut(|states| states.push(state));
@@ -178,18 +183,15 @@ impl State {
         most_shared_bytes: u32,
         mut arguments: Arguments,
     ) -> Result<()> {
+        // A plain weight may be the result of the launch before, which its kernels do not wait for by themselves.
+        let early = self.starts_early && !matches!(text, Text::Product { bits: 16, .. });
         let function = self
             .kernels
             .get(self.driver, text, dtype, name, most_shared_bytes)?;
         // SAFETY: forwarded to the caller.
         unsafe {
-            self.driver.launch(
-                function,
-                shape,
-                &mut arguments,
-                self.stream,
-                self.starts_early,
-            )
+            self.driver
+                .launch(function, shape, &mut arguments, self.stream, early)
         }
     }
 }
@@ -219,13 +221,15 @@ enum Outcome {
     Pass,
 }
 
-/// Runs `kernel`; gives the replaced slot's table when the call is not for it, or its status.
+/// Runs `kernel`; gives the replaced slot's table when the call is not for it, or its status. What is pending is submitted
+/// before, unless the kernel `joins` it.
 ///
 /// # Safety
 /// `ctx` and `err` as for every slot of the table.
 unsafe fn attempt(
     ctx: *mut c_void,
     err: *mut *mut ErrorObj,
+    joins: bool,
     kernel: impl FnOnce(Device<'_>, &mut State) -> Result<Outcome>,
 ) -> core::result::Result<Status, Rc<BackendOps>> {
     // Where there is no state, this is not the backend's thread; any table's slot says so.
@@ -240,7 +244,11 @@ unsafe fn attempt(
             };
             fallback = Some(Rc::clone(&state.mlx));
             // SAFETY: the slot's contract.
-            kernel(unsafe { Device::from_raw(ctx) }?, state)
+            let device = unsafe { Device::from_raw(ctx) }?;
+            if !joins {
+                state.flush(&device)?;
+            }
+            kernel(device, state)
         })
     });
     match (outcome, fallback) {
@@ -253,9 +261,16 @@ unsafe fn attempt(
     }
 }
 
-/// A slot that tries a kernel with one result and falls back to the slot it replaces.
+/// A slot that tries a kernel with one result and falls back to the slot it replaces. `join slot` leaves what is pending to the
+/// kernel.
 macro_rules! slot {
+    (join $name:ident($($arg:ident : $ty:ty),* $(,)?) |$device:ident, $state:ident| $body:expr) => {
+        $crate::native::slot!(@ true, $name($($arg : $ty),*) |$device, $state| $body);
+    };
     ($name:ident($($arg:ident : $ty:ty),* $(,)?) |$device:ident, $state:ident| $body:expr) => {
+        $crate::native::slot!(@ false, $name($($arg : $ty),*) |$device, $state| $body);
+    };
+    (@ $joins:literal, $name:ident($($arg:ident : $ty:ty),* $(,)?) |$device:ident, $state:ident| $body:expr) => {
         unsafe extern "C" fn $name(
             ctx: *mut core::ffi::c_void,
             $($arg: $ty,)*
@@ -278,7 +293,7 @@ macro_rules! slot {
             };
             // SAFETY: the slot's contract; the fallback is a slot of the same table and context.
             unsafe {
-                match $crate::native::attempt(ctx, err, kernel) {
+                match $crate::native::attempt(ctx, err, $joins, kernel) {
                     Ok(status) => status,
                     Err(mlx) => (mlx.$name)(ctx, $($arg,)* out, err),
                 }

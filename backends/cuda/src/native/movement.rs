@@ -15,17 +15,23 @@ pub(super) fn install(table: &mut BackendOps) {
     table.take = take;
 }
 
-slot!(reshape(a: Tensor, dims: *const i64, ndim: u32) |device, _state| {
+slot!(join reshape(a: Tensor, dims: *const i64, ndim: u32) |device, state| {
     if dims.is_null() || ndim == 0 || ndim > 8 {
         return Ok(super::Outcome::Pass);
     }
     // SAFETY: the slot's contract: `ndim` dimensions.
-    renamed(device, a, unsafe { core::slice::from_raw_parts(dims, ndim as usize) })
+    renamed(device, state, a, unsafe { core::slice::from_raw_parts(dims, ndim as usize) })
 });
 slot!(cast(a: Tensor, dtype: DType) |device, state| converted(device, state, a, dtype));
 slot!(take(a: Tensor, indices: Tensor, axis: i32) |device, state| rows(device, state, a, indices, axis));
 
-fn renamed(device: Device<'_>, a: Tensor, dims: &[i64]) -> Result<Option<Tensor>> {
+fn renamed(
+    device: Device<'_>,
+    state: &mut State,
+    a: Tensor,
+    dims: &[i64],
+) -> Result<Option<Tensor>> {
+    state.settle(&device, &[a])?;
     let (view, _) = device.view(a)?;
     if !view.is_contiguous || view.is_empty() {
         return Ok(None);
@@ -86,7 +92,7 @@ fn rows(
 ) -> Result<Option<Tensor>> {
     let (source, index) = (state.input(&device, a)?, state.input(&device, indices)?);
     let usable = axis == 0
-        && is_plain(&source, 4)
+        && is_plain(&source, 2)
         && is_plain(&index, 4)
         && !source.shape().is_empty()
         && matches!(index.dtype, DType::I32 | DType::U32)
@@ -96,10 +102,16 @@ fn rows(
     }
     let n = source.shape().first().copied().unwrap_or(1);
     let row_bytes = source.len() / n as usize * source.dtype.size_bytes();
-    let (Some(table_rows), Some(words), true) = (
+    let in_words = row_bytes.is_multiple_of(4) && is_plain(&source, 4);
+    let (name, unit) = if in_words {
+        ("take_words", 4)
+    } else {
+        ("take_halves", 2)
+    };
+    let (Some(table_rows), Some(units), true) = (
         small(n),
-        small(row_bytes as i64 / 4),
-        row_bytes.is_multiple_of(4),
+        small((row_bytes / unit) as i64),
+        row_bytes.is_multiple_of(unit),
     ) else {
         return Ok(None);
     };
@@ -110,19 +122,19 @@ fn rows(
         .wide(source.data as usize)
         .wide(index.data as usize)
         .wide(out)
-        .int(words)
+        .int(units)
         .int(table_rows)
         .int(i32::from(index.dtype == DType::I32));
     let launch = Shape {
         grid: [
             index.len() as u32,
-            (words as u32).div_ceil(512).clamp(1, 64),
+            (units as u32).div_ceil(512).clamp(1, 64),
             1,
         ],
         threads: 128,
         shared_bytes: 0,
     };
-    // SAFETY: rows of `words` words; the kernel keeps indices inside the table.
-    unsafe { state.launch(Text::Rows, DType::BF16, "take_rows", &launch, 0, arguments) }?;
+    // SAFETY: rows of `units` units; the kernel keeps indices inside the table.
+    unsafe { state.launch(Text::Rows, DType::BF16, name, &launch, 0, arguments) }?;
     Ok(Some(t))
 }

@@ -15,7 +15,7 @@ use crate::driver::{Arguments, Shape};
 use crate::kernels::Text;
 
 /// Rows that `few_rows` takes.
-const FEW_ROWS: usize = 8;
+pub(super) const FEW_ROWS: usize = 8;
 /// Rows up to which a kernel of ours is faster than MLX's product, by bits of the weight.
 const MOST_ROWS: usize = 128;
 const MOST_ROWS_PLAIN: usize = 64;
@@ -33,7 +33,7 @@ pub(super) fn install(table: &mut BackendOps) {
     table.dequantize = dequantize;
 }
 
-slot!(quantized_matmul(args: *const QuantizedMatmulArgs) |device, state| {
+slot!(join quantized_matmul(args: *const QuantizedMatmulArgs) |device, state| {
     // SAFETY: the slot's contract: a live argument struct.
     quantized(device, state, &unsafe { QuantizedMatmulArgs::read(args) }?)
 });
@@ -41,7 +41,7 @@ slot!(gather_quantized_matmul(args: *const QuantizedMatmulArgs) |device, state| 
     // SAFETY: the slot's contract: a live argument struct.
     chosen(device, state, &unsafe { QuantizedMatmulArgs::read(args) }?)
 });
-slot!(matmul(a: Tensor, b: Tensor) |device, state| plain(device, state, a, b));
+slot!(join matmul(a: Tensor, b: Tensor) |device, state| plain(device, state, a, b));
 slot!(dequantize(w: *const QuantizedWeight, dtype: DType) |device, state| {
     // SAFETY: the slot's contract: a live argument struct.
     expand(device, state, &unsafe { QuantizedWeight::read(w) }?, dtype)
@@ -49,18 +49,18 @@ slot!(dequantize(w: *const QuantizedWeight, dtype: DType) |device, state| {
 
 /// A weight that the kernels take, all leading axes as rows.
 #[derive(Debug, Clone, Copy)]
-struct Weight {
-    words: usize,
-    scales: usize,
-    biases: usize,
-    bits: u32,
-    group_size: u32,
-    rows: usize,
-    columns: usize,
+pub(super) struct Weight {
+    pub(super) words: usize,
+    pub(super) scales: usize,
+    pub(super) biases: usize,
+    pub(super) bits: u32,
+    pub(super) group_size: u32,
+    pub(super) rows: usize,
+    pub(super) columns: usize,
 }
 
 impl Weight {
-    fn text(&self) -> Text {
+    pub(super) fn text(&self) -> Text {
         Text::Product {
             bits: self.bits,
             group_size: self.group_size,
@@ -144,6 +144,10 @@ fn quantized(
     state: &mut State,
     args: &QuantizedMatmulArgs,
 ) -> Result<Option<Tensor>> {
+    state.settle(
+        &device,
+        &[args.x, args.w.weight, args.w.scales, args.w.biases],
+    )?;
     let (x, _) = device.view(args.x)?;
     if args.transpose != 1 || !is_half(x.dtype) {
         return Ok(None);
@@ -159,20 +163,18 @@ fn quantized(
         return Ok(None);
     }
     if m > MOST_ROWS {
+        state.flush(&device)?;
         return through_expansion(device, state, args.x, &w, x.dtype);
     }
-    multiply(&device, state, &x, &w, m).map(Some)
+    let held = [args.x, args.w.weight, args.w.scales, args.w.biases];
+    multiply(&device, state, &x, &w, m, &held).map(Some)
 }
 
 /// `a @ b` where `b` is the transposed view of a row-major weight.
 fn plain(device: Device<'_>, state: &mut State, a: Tensor, b: Tensor) -> Result<Option<Tensor>> {
-    let (b, _) = {
-        let found = device.view(b)?;
-        if found.1 {
-            device.hold(b)?;
-        }
-        found
-    };
+    state.settle(&device, &[a, b])?;
+    let held = [a, b];
+    let b = state.input(&device, b)?;
     let (&[columns, rows], &[1, stride]) = (b.shape(), b.strides()) else {
         return Ok(None);
     };
@@ -200,7 +202,7 @@ fn plain(device: Device<'_>, state: &mut State, a: Tensor, b: Tensor) -> Result<
         rows: rows as usize,
         columns: columns as usize,
     };
-    multiply(&device, state, &x, &w, m).map(Some)
+    multiply(&device, state, &x, &w, m, &held).map(Some)
 }
 
 fn multiply(
@@ -209,8 +211,14 @@ fn multiply(
     x: &View,
     w: &Weight,
     m: usize,
+    held: &[Tensor],
 ) -> Result<Tensor> {
     let (t, out) = state.output(device, x.dtype, &with_last(x.shape(), w.rows))?;
+    if m <= FEW_ROWS {
+        state.defer_product(device, x, w, m, (t, out), held)?;
+        return Ok(t);
+    }
+    state.flush(device)?;
     let start = Arguments::new()
         .wide(w.words)
         .wide(w.scales)
@@ -218,19 +226,6 @@ fn multiply(
         .wide(x.data as usize)
         .wide(out);
     let (n, k, rows) = (w.rows as i32, w.columns as i32, m as i32);
-    if m <= FEW_ROWS {
-        // With more rows the activations weigh more: two groups of 16 columns of the result share them.
-        let (name, each) = if m <= 2 {
-            ("few_rows_1", 16)
-        } else {
-            ("few_rows_2", 32)
-        };
-        let shape = Shape::line(w.rows.div_ceil(each) as u32, 256);
-        let arguments = start.int(n).int(k).int(rows);
-        // SAFETY: the weight has n rows of k values, x m rows of k, the result m of n.
-        unsafe { state.launch(w.text(), x.dtype, name, &shape, 0, arguments) }?;
-        return Ok(t);
-    }
     let plan = Plan::of(w, m, state.processors);
     let parts = if plan.splits > 1 {
         state.scratch(plan.splits * m * w.rows * size_of::<f32>())?

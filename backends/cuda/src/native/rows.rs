@@ -6,6 +6,7 @@ use mlxcel_abi::ops_args::RopeArgs;
 use mlxcel_abi::{DType, Result, Tensor};
 use mlxcel_backend_mlx::stream::Device;
 
+use super::pending::{Pending, Sum, Turn};
 use super::{State, is_half, is_plain, slot, small};
 use crate::driver::{Arguments, Shape};
 use crate::kernels::Text;
@@ -17,13 +18,13 @@ pub(super) fn install(table: &mut BackendOps) {
     table.binary = binary;
 }
 
-slot!(rms_norm(x: Tensor, w: Tensor, eps: f32) |device, state| norm(device, state, x, w, eps));
-slot!(rope(args: *const RopeArgs) |device, state| {
+slot!(join rms_norm(x: Tensor, w: Tensor, eps: f32) |device, state| norm(device, state, x, w, eps));
+slot!(join rope(args: *const RopeArgs) |device, state| {
     // SAFETY: the slot's contract: a live argument struct.
     rotate(device, state, &unsafe { RopeArgs::read(args) }?)
 });
-slot!(glu(kind: u32, gate: Tensor, up: Tensor) |device, state| gated(device, state, kind, gate, up));
-slot!(binary(kind: u32, a: Tensor, b: Tensor) |device, state| pairwise(device, state, kind, a, b));
+slot!(join glu(kind: u32, gate: Tensor, up: Tensor) |device, state| gated(device, state, kind, gate, up));
+slot!(join binary(kind: u32, a: Tensor, b: Tensor) |device, state| pairwise(device, state, kind, a, b));
 
 /// A launch over `n` pairs of elements.
 pub(super) fn pairs(n: usize) -> Shape {
@@ -37,6 +38,7 @@ fn norm(
     w: Tensor,
     eps: f32,
 ) -> Result<Option<Tensor>> {
+    state.settle(&device, &[x, w])?;
     let view = state.input(&device, x)?;
     let width = view.shape().last().copied().unwrap_or(0);
     if !is_half(view.dtype) || !is_plain(&view, 4) || width % 2 != 0 {
@@ -55,15 +57,26 @@ fn norm(
         return Ok(None);
     };
     let (t, out) = state.output(&device, view.dtype, view.shape())?;
+    // A sum that waits is made on the way.
+    let sum = state.take_sum(&device, view.data as usize)?;
+    let (first, added, total) = match &sum {
+        Some(sum) => (sum.a, sum.b, sum.out),
+        None => (view.data as usize, 0, 0),
+    };
     let arguments = Arguments::new()
-        .wide(view.data as usize)
+        .wide(first)
+        .wide(added)
         .wide(weight)
+        .wide(total)
         .wide(out)
         .int(columns)
         .float(eps);
     let shape = Shape::line(rows as u32, 256);
-    // SAFETY: a block a row of `width` elements; the weight is as long or null.
+    // SAFETY: a block a row of `width` elements; the weight is as long or null, and so are the parts of the sum.
     unsafe { state.launch(Text::Rows, view.dtype, "rms_norm", &shape, 0, arguments) }?;
+    if let Some(sum) = sum {
+        super::pending::let_go(&device, &sum.held)?;
+    }
     Ok(Some(t))
 }
 
@@ -88,6 +101,7 @@ fn frequencies(state: &mut State, dims: u32, base: f32) -> Result<usize> {
 }
 
 fn rotate(device: Device<'_>, state: &mut State, args: &RopeArgs) -> Result<Option<Tensor>> {
+    state.settle(&device, &[args.x, args.positions, args.freqs])?;
     let (x, positions) = (
         state.input(&device, args.x)?,
         state.input(&device, args.positions)?,
@@ -120,29 +134,27 @@ fn rotate(device: Device<'_>, state: &mut State, args: &RopeArgs) -> Result<Opti
     } else {
         return Ok(None);
     };
-    let (Some(n_heads), Some(n_width)) = (small(heads), small(width)) else {
+    let (Some(heads), Some(width), Some(rows)) = (small(heads), small(width), small(rows)) else {
         return Ok(None);
     };
-    let (t, out) = state.output(&device, x.dtype, x.shape())?;
-    let arguments = Arguments::new()
-        .wide(x.data as usize)
-        .wide(positions.data as usize)
-        .wide(table)
-        .wide(out)
-        .int(n_heads)
-        .int(n_width)
-        .int(args.dims as i32)
-        .int(args.interleaved as i32)
-        .int(i32::from(is_given))
-        .float(args.scale);
-    let own = heads * (width - dims / 2);
-    let shape = Shape {
-        grid: [rows as u32, (own as u32).div_ceil(256).clamp(1, 64), 1],
-        threads: 256,
-        shared_bytes: 0,
+    let turn = Turn {
+        positions: positions.data as usize,
+        table,
+        dims: args.dims as i32,
+        interleaved: args.interleaved as i32,
+        is_inverse: i32::from(is_given),
+        scale: args.scale,
+        rows,
+        width,
+        dtype: x.dtype,
     };
-    // SAFETY: shapes were checked.
-    unsafe { state.launch(Text::Rows, x.dtype, "rope", &shape, 0, arguments) }?;
+    let t = state.defer_rotation(
+        &device,
+        turn,
+        &x,
+        heads,
+        [args.x, args.positions, args.freqs],
+    )?;
     Ok(Some(t))
 }
 
@@ -156,6 +168,7 @@ fn gated(
     if !(glu_kind::SILU..=glu_kind::RELU).contains(&kind) {
         return Ok(None);
     }
+    state.settle(&device, &[gate, up])?;
     let (a, b) = (state.input(&device, gate)?, state.input(&device, up)?);
     let fits = is_half(a.dtype)
         && a.dtype == b.dtype
@@ -167,6 +180,15 @@ fn gated(
         return Ok(None);
     }
     let (t, out) = state.output(&device, a.dtype, a.shape())?;
+    if state.take_gated(
+        &device,
+        [a.data as usize, b.data as usize],
+        out,
+        kind as i32,
+    )? {
+        return Ok(Some(t));
+    }
+    state.flush(&device)?;
     let n = a.len() / 2;
     let arguments = Arguments::new()
         .wide(a.data as usize)
@@ -190,6 +212,8 @@ fn pairwise(
     if !(binary_kind::ADD..=binary_kind::MUL).contains(&kind) {
         return Ok(None);
     }
+    let handles = [a, b];
+    state.flush(&device)?;
     let (a, b) = (state.input(&device, a)?, state.input(&device, b)?);
     let is_row = b.shape().len() == 1 && a.shape().last() == b.shape().first();
     let fits = is_half(a.dtype)
@@ -203,6 +227,18 @@ fn pairwise(
     }
     let (t, out) = state.output(&device, a.dtype, a.shape())?;
     let n = a.len() / 2;
+    if kind == binary_kind::ADD && a.shape() == b.shape() {
+        let sum = Sum {
+            a: a.data as usize,
+            b: b.data as usize,
+            out,
+            pairs: n,
+            dtype: a.dtype,
+            held: super::pending::hold(&device, &[handles[0], handles[1], t])?,
+        };
+        state.pending = Pending::Sum(sum);
+        return Ok(Some(t));
+    }
     let arguments = Arguments::new()
         .wide(a.data as usize)
         .wide(b.data as usize)

@@ -80,7 +80,7 @@ unsafe extern "C" fn read(
     };
     // SAFETY: the slot's contract; the fallback is a slot of the same table and context.
     unsafe {
-        match attempt(ctx, err, kernel) {
+        match attempt(ctx, err, false, kernel) {
             Ok(status) => status,
             Err(mlx) => (mlx.read)(ctx, t, dst, byte_len, err),
         }
@@ -118,7 +118,7 @@ unsafe extern "C" fn eval(
     };
     // SAFETY: the slot's contract; the fallback is a slot of the same table and context.
     unsafe {
-        match attempt(ctx, err, kernel) {
+        match attempt(ctx, err, false, kernel) {
             Ok(status) => status,
             Err(mlx) => (mlx.eval)(ctx, ts, n, err),
         }
@@ -134,7 +134,7 @@ unsafe extern "C" fn async_eval(
     let kernel = |device: Device<'_>, state: &mut State| submit(&device, state, ts, n);
     // SAFETY: the slot's contract; the fallback is a slot of the same table and context.
     unsafe {
-        match attempt(ctx, err, kernel) {
+        match attempt(ctx, err, false, kernel) {
             Ok(status) => status,
             Err(mlx) => (mlx.async_eval)(ctx, ts, n, err),
         }
