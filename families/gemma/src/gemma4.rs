@@ -303,12 +303,7 @@ impl Decoder {
         }
         let sizes = &config.sizes;
         let (hidden, eps) = (sizes.hidden, sizes.eps);
-        let rotations = Rotations::load(root, &config.rotations)?;
         let embedding = Embedding::load(&root.at("embed_tokens"), sizes.vocab, hidden)?;
-        let blocks = config.layers.iter().enumerate().map(|(layer, own)| {
-            let at = root.at("layers").at_index(layer);
-            Block::load(&at, config, layer, *own, &rotations)
-        });
         let inputs = per_layer::Shape {
             rows: config.per_layer_rows,
             width: config.per_layer_width,
@@ -318,11 +313,16 @@ impl Decoder {
             first_foreign: None,
         };
         let has_inputs = config.per_layer_width > 0;
+        let inputs = has_inputs.then(|| PerLayerInputs::load(root, inputs));
+        let inputs = inputs.transpose()?;
+        let rotations = Rotations::load(root, &config.rotations)?;
+        let blocks = config.layers.iter().enumerate().map(|(layer, own)| {
+            let at = root.at("layers").at_index(layer);
+            Block::load(&at, config, layer, *own, &rotations)
+        });
         Ok(Self {
             blocks: blocks.collect::<Result<_>>()?,
-            inputs: has_inputs
-                .then(|| PerLayerInputs::load(root, inputs))
-                .transpose()?,
+            inputs,
             norm: RmsNorm::load(&root.at("norm"), hidden, eps)?,
             head: LmHead::load(head, &embedding, config.tied, sizes.vocab, hidden)?,
             embedding,
