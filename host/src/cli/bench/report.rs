@@ -6,6 +6,7 @@ use serde_json::{Value, json};
 
 use crate::engine::EngineFacts;
 
+use super::super::table::bytes_text;
 use super::measure::Case;
 
 /// All cases of one run.
@@ -74,12 +75,15 @@ impl Report {
 
     /// For people, and for Markdown.
     pub fn table(&self) -> String {
+        let peak = peak_resident_bytes().map_or_else(String::new, |bytes| {
+            format!(", at most {} resident", bytes_text(bytes))
+        });
         let threads = match self.threads {
             0 => "default".to_owned(),
             n => n.to_string(),
         };
         let mut text = format!(
-            "model {}, backend {}, {}, {}, threads {threads}, loaded in {:.2} s\n\n| test | tokens/s | +- |\n|---|---:|---:|\n",
+            "model {}, backend {}, {}, {}, threads {threads}, loaded in {:.2} s{peak}\n\n| test | tokens/s | +- |\n|---|---:|---:|\n",
             self.model, self.backend, self.device, self.dtype, self.load_seconds
         );
         for row in &self.rows {
@@ -127,9 +131,23 @@ impl Report {
             "repetitions": self.repetitions,
             "load_seconds": self.load_seconds,
             "weights_bytes": self.weights_bytes,
+            "peak_resident_bytes": peak_resident_bytes(),
             "results": rows,
         })
     }
+}
+
+/// Largest resident size of this process, pages of mapped files included; none where the system does not tell.
+fn peak_resident_bytes() -> Option<u64> {
+    peak_of_status(&std::fs::read_to_string("/proc/self/status").ok()?)
+}
+
+fn peak_of_status(status: &str) -> Option<u64> {
+    let line = status
+        .lines()
+        .find_map(|line| line.strip_prefix("VmHWM:"))?;
+    let kib: u64 = line.split_whitespace().next()?.parse().ok()?;
+    Some(kib * 1024)
 }
 
 #[cfg(test)]
@@ -140,6 +158,15 @@ mod tests {
     fn spread_is_mean_and_sample_deviation() {
         assert_eq!(spread(&[2.0, 4.0, 6.0]), (4.0, 2.0));
         assert_eq!(spread(&[5.0]), (5.0, 0.0));
+    }
+
+    #[test]
+    fn the_largest_resident_size_is_read() {
+        assert_eq!(
+            peak_of_status("Name:\tx\nVmHWM:\t  12 kB\n"),
+            Some(12 * 1024)
+        );
+        assert_eq!(peak_of_status("Name:\tx\n"), None);
     }
 
     #[test]
