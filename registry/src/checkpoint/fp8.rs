@@ -88,13 +88,10 @@ fn read_block(config: &Map<String, Value>) -> Result<Option<[usize; 2]>, QuantEr
         let size = value.as_u64().and_then(|n| usize::try_from(n).ok());
         size.filter(|n| (1..=1 << 20).contains(n))
     };
-    match value.as_array().map(Vec::as_slice) {
-        Some([rows, columns]) => {
-            if let (Some(rows), Some(columns)) = (size(rows), size(columns)) {
-                return Ok(Some([rows, columns]));
-            }
-        }
-        _ => {}
+    if let Some([rows, columns]) = value.as_array().map(Vec::as_slice)
+        && let (Some(rows), Some(columns)) = (size(rows), size(columns))
+    {
+        return Ok(Some([rows, columns]));
     }
     Err(QuantError::Key {
         place: "quantization_config".to_owned(),
