@@ -183,6 +183,11 @@ impl Active {
         self.arrived.elapsed()
     }
 
+    /// Whether what it computes may help others; a measurement leaves nothing behind.
+    pub fn is_kept(&self) -> bool {
+        !matches!(self.reply, Reply::Logits(_))
+    }
+
     /// What its place in the queue depends on.
     pub fn rank(&self) -> Rank {
         Rank {

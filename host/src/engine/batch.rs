@@ -345,8 +345,12 @@ impl Batch {
     /// Takes a request out of the batch; what it has computed stays in the cache.
     fn leave(&mut self, index: usize) -> Active {
         let mut active = self.running.remove(index);
-        let sequence = std::mem::take(&mut active.sequence);
-        self.runner.end(&active.request.namespace, sequence);
+        if active.is_kept() {
+            let sequence = std::mem::take(&mut active.sequence);
+            self.runner.end(&active.request.namespace, sequence);
+        } else {
+            self.runner.forget(&mut active.sequence);
+        }
         self.counters.ended += 1;
         self.is_short_of_pages = false;
         active
