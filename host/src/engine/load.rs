@@ -176,7 +176,13 @@ pub fn load_runner(
                 arch: opened.desc.arch.clone(),
             });
         }
-        Some(disk) => runner.with_disk(open_disk(opened, selected, disk, &facts)?),
+        Some(disk) => runner.with_disk(open_disk(
+            opened,
+            selected,
+            disk,
+            options.precision,
+            &facts,
+        )?),
     };
     Ok((runner, facts))
 }
@@ -201,6 +207,7 @@ fn open_disk(
     opened: &OpenedModel,
     selected: &SelectedBackend,
     options: &DiskOptions,
+    precision: Option<Precision>,
     facts: &EngineFacts,
 ) -> Result<DiskTier, EngineError> {
     let open = || {
@@ -210,6 +217,7 @@ fn open_disk(
         fingerprint.add_content(selected.plugin.path())?;
         fingerprint.add(format!("{:?}", opened.desc));
         fingerprint.add(facts.dtype.name());
+        fingerprint.add(precision.map_or("", Precision::name));
         // Scaled rotations may depend on the context that was asked for.
         fingerprint.add(facts.context_tokens.to_le_bytes());
         DiskTier::open(options.clone(), fingerprint.finish(), PAGE_SIZE)
