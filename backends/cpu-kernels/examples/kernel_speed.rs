@@ -10,7 +10,7 @@
 use std::sync::Mutex;
 use std::time::Instant;
 
-use mlxcel_cpu_kernels::{Isa, Pool, QuantizedMatrix, Scales, gemm, qmatmul};
+use mlxcel_cpu_kernels::{Isa, Pool, QuantizedMatrix, Scales, gemm, gemm_int8, qmatmul};
 use qmatmul::Precision;
 
 fn best_of(times: usize, mut body: impl FnMut()) -> f64 {
@@ -30,6 +30,7 @@ fn main() {
         .unwrap_or(2);
     let mut pool = Pool::new(threads).unwrap();
     let scratch: Vec<Mutex<gemm::Scratch>> = (0..threads).map(|_| Mutex::default()).collect();
+    let rounded: Vec<Mutex<gemm_int8::Scratch>> = (0..threads).map(|_| Mutex::default()).collect();
     let mut prepared = qmatmul::Prepared::default();
     for isa in Isa::ALL.into_iter().filter(|isa| isa.is_available()) {
         println!("{} with {threads} threads", isa.name());
@@ -103,6 +104,23 @@ fn main() {
             });
             println!(
                 "  {rows:>6} x {columns:<5} {bits} bits, {m:>3} rows: {:>8.1} us, {:>6.1} GFLOP/s",
+                seconds * 1e6,
+                2.0 * (m * rows * columns) as f64 / seconds / 1e9
+            );
+            let w = at(0);
+            let seconds = best_of(3, || {
+                assert!(gemm_int8::matmul(
+                    isa,
+                    &mut pool,
+                    &x,
+                    &w,
+                    &mut y,
+                    &mut prepared,
+                    &rounded
+                ))
+            });
+            println!(
+                "  {rows:>6} x {columns:<5} {bits} bits, {m:>3} rows, Int8: {:>8.1} us, {:>6.1} GFLOP/s",
                 seconds * 1e6,
                 2.0 * (m * rows * columns) as f64 / seconds / 1e9
             );

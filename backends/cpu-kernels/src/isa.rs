@@ -70,31 +70,33 @@ impl Isa {
     }
 }
 
-/// Defines `pub unsafe fn $name(isa, args..)` that runs `$kernel::<S>(args..)` compiled for `isa`.
+/// Defines `unsafe fn $name[generics](isa, args..)` that runs `$kernel::<S, generics..>(args..)`
+/// compiled for `isa`. Every instance is a function of its own: one function that inlined them all
+/// would take minutes to compile.
 macro_rules! dispatch {
-    ($(#[$meta:meta])* $vis:vis unsafe fn $name:ident($($arg:ident : $ty:ty),* $(,)?) $(-> $ret:ty)? = $kernel:ident) => {
+    ($(#[$meta:meta])* $vis:vis unsafe fn $name:ident $([$($generic:tt)*][$($use:tt)*])? ($($arg:ident : $ty:ty),* $(,)?) $(-> $ret:ty)? = $kernel:ident) => {
         $(#[$meta])*
-        $vis unsafe fn $name(isa: $crate::Isa, $($arg: $ty),*) $(-> $ret)? {
+        $vis unsafe fn $name $(<$($generic)*>)? (isa: $crate::Isa, $($arg: $ty),*) $(-> $ret)? {
             #[cfg(target_arch = "x86_64")]
             #[target_feature(enable = "avx2,fma,f16c,bmi2")]
-            unsafe fn avx2($($arg: $ty),*) $(-> $ret)? {
+            unsafe fn avx2 $(<$($generic)*>)? ($($arg: $ty),*) $(-> $ret)? {
                 // SAFETY: this function enables the set; pointers are the caller's business.
-                unsafe { $kernel::<$crate::simd::avx2::Avx2>($($arg),*) }
+                unsafe { $kernel::<$crate::simd::avx2::Avx2 $(, $($use)*)?>($($arg),*) }
             }
             #[cfg(target_arch = "x86_64")]
             #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c,bmi2")]
-            unsafe fn avx512($($arg: $ty),*) $(-> $ret)? {
+            unsafe fn avx512 $(<$($generic)*>)? ($($arg: $ty),*) $(-> $ret)? {
                 // SAFETY: as above.
-                unsafe { $kernel::<$crate::simd::avx512::Avx512>($($arg),*) }
+                unsafe { $kernel::<$crate::simd::avx512::Avx512 $(, $($use)*)?>($($arg),*) }
             }
             // SAFETY: the caller passes an instruction set that the CPU has.
             unsafe {
                 match isa {
                     #[cfg(target_arch = "x86_64")]
-                    $crate::Isa::Avx512 | $crate::Isa::Avx512Vnni => avx512($($arg),*),
+                    $crate::Isa::Avx512 | $crate::Isa::Avx512Vnni => avx512 $(::<$($use)*>)? ($($arg),*),
                     #[cfg(target_arch = "x86_64")]
-                    $crate::Isa::Avx2 => avx2($($arg),*),
-                    _ => $kernel::<$crate::simd::scalar::Scalar8>($($arg),*),
+                    $crate::Isa::Avx2 => avx2 $(::<$($use)*>)? ($($arg),*),
+                    _ => $kernel::<$crate::simd::scalar::Scalar8 $(, $($use)*)?>($($arg),*),
                 }
             }
         }
@@ -105,29 +107,29 @@ pub(crate) use dispatch;
 /// As [`dispatch`] for kernels over [`crate::simd::bytes::Bytes`]. AVX-512 without VNNI takes the
 /// kernels of AVX2.
 macro_rules! dispatch_bytes {
-    ($(#[$meta:meta])* $vis:vis unsafe fn $name:ident($($arg:ident : $ty:ty),* $(,)?) = $kernel:ident) => {
+    ($(#[$meta:meta])* $vis:vis unsafe fn $name:ident $([$($generic:tt)*][$($use:tt)*])? ($($arg:ident : $ty:ty),* $(,)?) = $kernel:ident) => {
         $(#[$meta])*
-        $vis unsafe fn $name(isa: $crate::Isa, $($arg: $ty),*) {
+        $vis unsafe fn $name $(<$($generic)*>)? (isa: $crate::Isa, $($arg: $ty),*) {
             #[cfg(target_arch = "x86_64")]
             #[target_feature(enable = "avx2,fma,f16c,bmi2")]
-            unsafe fn avx2($($arg: $ty),*) {
+            unsafe fn avx2 $(<$($generic)*>)? ($($arg: $ty),*) {
                 // SAFETY: this function enables the set; pointers are the caller's business.
-                unsafe { $kernel::<$crate::simd::bytes::Avx2Bytes>($($arg),*) }
+                unsafe { $kernel::<$crate::simd::bytes::Avx2Bytes $(, $($use)*)?>($($arg),*) }
             }
             #[cfg(target_arch = "x86_64")]
             #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c,bmi2")]
-            unsafe fn avx512_vnni($($arg: $ty),*) {
+            unsafe fn avx512_vnni $(<$($generic)*>)? ($($arg: $ty),*) {
                 // SAFETY: as above.
-                unsafe { $kernel::<$crate::simd::bytes::Avx512VnniBytes>($($arg),*) }
+                unsafe { $kernel::<$crate::simd::bytes::Avx512VnniBytes $(, $($use)*)?>($($arg),*) }
             }
             // SAFETY: the caller passes an instruction set that the CPU has.
             unsafe {
                 match isa {
                     #[cfg(target_arch = "x86_64")]
-                    $crate::Isa::Avx512Vnni => avx512_vnni($($arg),*),
+                    $crate::Isa::Avx512Vnni => avx512_vnni $(::<$($use)*>)? ($($arg),*),
                     #[cfg(target_arch = "x86_64")]
-                    $crate::Isa::Avx512 | $crate::Isa::Avx2 => avx2($($arg),*),
-                    _ => $kernel::<$crate::simd::bytes::PortableBytes>($($arg),*),
+                    $crate::Isa::Avx512 | $crate::Isa::Avx2 => avx2 $(::<$($use)*>)? ($($arg),*),
+                    _ => $kernel::<$crate::simd::bytes::PortableBytes $(, $($use)*)?>($($arg),*),
                 }
             }
         }

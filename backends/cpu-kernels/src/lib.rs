@@ -1,18 +1,23 @@
 //! Kernels of the CPU backend. They know slices and strides, no tensor, no MLX.
 //!
 //! Each kernel is written once over [`simd::Simd`] and compiled for every instruction set that the
-//! trait is implemented for; [`isa`] picks one at run time. All compute is in f32 with f32
-//! accumulation ("exact mode"); storage may be narrower.
+//! trait is implemented for; [`isa`] picks one at run time. Sums are in f32. Activations are f32 in
+//! exact mode and rounded to 8 bits before products with quantised weights in fast mode; storage may
+//! be narrower.
 
 pub mod attention;
 pub mod dense;
+mod factor;
 pub mod gemm;
+pub mod gemm_int8;
 pub mod isa;
 pub mod pool;
 pub mod qmatmul;
 pub mod quantized;
+pub mod recurrent;
 pub mod row;
 pub mod simd;
+pub mod sparse;
 
 pub use isa::Isa;
 pub use pool::Pool;

@@ -25,19 +25,25 @@ pub enum Gate {
     Sigmoid,
 }
 
+/// A function of two vectors. A trait and not a closure: closures do not inherit the instruction set
+/// of the function they are in, and are then called instead of inlined.
+trait Map2 {
+    unsafe fn apply<S: Simd>(a: S, b: S) -> S;
+}
+
 #[inline(always)]
-unsafe fn map2<S: Simd>(p: Pairwise, f: impl Fn(S, S) -> S) {
+unsafe fn map2<S: Simd, F: Map2>(p: Pairwise) {
     let mut i = 0;
     // SAFETY: the caller vouches for n elements behind each pointer.
     unsafe {
         while i + S::LANES <= p.n {
-            f(S::load(p.a.add(i)), S::load(p.b.add(i))).store(p.out.add(i));
+            F::apply(S::load(p.a.add(i)), S::load(p.b.add(i))).store(p.out.add(i));
             i += S::LANES;
         }
         if i < p.n {
             let n = p.n - i;
-            f(S::load_first(p.a.add(i), n), S::load_first(p.b.add(i), n))
-                .store_first(p.out.add(i), n);
+            let (a, b) = (S::load_first(p.a.add(i), n), S::load_first(p.b.add(i), n));
+            F::apply(a, b).store_first(p.out.add(i), n);
         }
     }
 }
@@ -51,16 +57,45 @@ unsafe fn sigmoid<S: Simd>(x: S) -> S {
     }
 }
 
+/// Defines a [`Map2`].
+macro_rules! map2 {
+    ($name:ident, |$a:ident, $b:ident| $body:expr) => {
+        struct $name;
+        impl Map2 for $name {
+            #[inline(always)]
+            unsafe fn apply<S: Simd>($a: S, $b: S) -> S {
+                // SAFETY: the caller upholds the contract of `Simd`.
+                unsafe { $body }
+            }
+        }
+    };
+}
+
+map2!(Add, |a, b| a.add(b));
+map2!(Mul, |a, b| a.mul(b));
+map2!(Silu, |g, u| g.mul(sigmoid(g)).mul(u));
+map2!(Sigmoid, |g, u| sigmoid(g).mul(u));
+// The maximum takes its second operand when the first is NaN, so NaN must be second.
+map2!(Relu, |g, u| S::zero().max(g).mul(u));
+map2!(GeluTanh, |g, u| {
+    // x * (1 + tanh(z)) / 2 = x * sigmoid(2 z), z = sqrt(2 / pi) (x + 0.044715 x^3)
+    let cube = g.mul(g).mul(g);
+    let z2 = cube
+        .mul_add(S::splat(0.044_715), g)
+        .mul(S::splat(1.595_769));
+    g.mul(sigmoid(z2)).mul(u)
+});
+
 #[inline(always)]
 unsafe fn add_kernel<S: Simd>(p: Pairwise) {
     // SAFETY: forwarded to the caller.
-    unsafe { map2::<S>(p, |a, b| a.add(b)) }
+    unsafe { map2::<S, Add>(p) }
 }
 
 #[inline(always)]
 unsafe fn mul_kernel<S: Simd>(p: Pairwise) {
     // SAFETY: forwarded to the caller.
-    unsafe { map2::<S>(p, |a, b| a.mul(b)) }
+    unsafe { map2::<S, Mul>(p) }
 }
 
 #[inline(always)]
@@ -68,18 +103,10 @@ unsafe fn gated_kernel<S: Simd>(p: Pairwise, gate: Gate) {
     // SAFETY: forwarded to the caller.
     unsafe {
         match gate {
-            Gate::Silu => map2::<S>(p, |g, u| g.mul(sigmoid(g)).mul(u)),
-            Gate::Sigmoid => map2::<S>(p, |g, u| sigmoid(g).mul(u)),
-            // The maximum takes its second operand when the first is NaN, so NaN must be second.
-            Gate::Relu => map2::<S>(p, |g, u| S::zero().max(g).mul(u)),
-            Gate::GeluTanh => map2::<S>(p, |g, u| {
-                // x * (1 + tanh(z)) / 2 = x * sigmoid(2 z), z = sqrt(2 / pi) (x + 0.044715 x^3)
-                let cube = g.mul(g).mul(g);
-                let z2 = cube
-                    .mul_add(S::splat(0.044_715), g)
-                    .mul(S::splat(1.595_769));
-                g.mul(sigmoid(z2)).mul(u)
-            }),
+            Gate::Silu => map2::<S, Silu>(p),
+            Gate::Sigmoid => map2::<S, Sigmoid>(p),
+            Gate::Relu => map2::<S, Relu>(p),
+            Gate::GeluTanh => map2::<S, GeluTanh>(p),
         }
     }
 }

@@ -3,9 +3,9 @@
 //! A vector of words holds eight nibbles a lane, so the activations are laid out as
 //! `[block][nibble][lane]`, and every step is shift, table look-up, multiply-add.
 
-use super::factor::{Factor, spread};
 use super::prepare::Prepared;
 use super::rows::{Path, Rows};
+use crate::factor::{Factor, spread};
 use crate::simd::Simd;
 
 /// f32 activations.
@@ -42,7 +42,7 @@ impl<S: Simd> Path for Exact<S> {
     }
 
     #[inline(always)]
-    unsafe fn bytes<K: Factor, const R: usize, const M: usize, const SMALL: bool>(
+    unsafe fn bytes<K: Factor, const R: usize, const M: usize>(
         t: &Rows<K, R>,
         x: &Prepared,
         first: usize,

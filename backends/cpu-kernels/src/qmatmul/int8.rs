@@ -1,8 +1,8 @@
 //! Dot products of packed weights with activations of 8 bits: integers inside a group, f32 sums.
 
-use super::factor::{Factor, spread};
 use super::prepare::Prepared;
 use super::rows::{Path, Rows};
+use crate::factor::{Factor, spread};
 use crate::simd::Simd;
 use crate::simd::bytes::Bytes;
 
@@ -44,7 +44,7 @@ impl<B: Bytes> Path for Int8<B> {
     }
 
     #[inline(always)]
-    unsafe fn bytes<K: Factor, const R: usize, const M: usize, const SMALL: bool>(
+    unsafe fn bytes<K: Factor, const R: usize, const M: usize>(
         t: &Rows<K, R>,
         x: &Prepared,
         first: usize,
@@ -63,11 +63,11 @@ impl<B: Bytes> Path for Int8<B> {
             let whole = whole_bytes(t.groups, t.group_log2, t.row_bytes, vector, 1);
             let mut at = 0;
             while at < whole {
-                byte_block::<B, K, R, M, SMALL, true>(t, &activations, places, at, &mut acc);
+                byte_block::<B, K, R, M, true>(t, &activations, places, at, &mut acc);
                 at += vector;
             }
             while at < t.row_bytes {
-                byte_block::<B, K, R, M, SMALL, false>(t, &activations, places, at, &mut acc);
+                byte_block::<B, K, R, M, false>(t, &activations, places, at, &mut acc);
                 at += vector;
             }
             acc
@@ -135,14 +135,7 @@ unsafe fn nibble_block<B: Bytes, K: Factor, const R: usize, const M: usize, cons
 
 /// A vector of codes of `R` rows.
 #[inline(always)]
-unsafe fn byte_block<
-    B: Bytes,
-    K: Factor,
-    const R: usize,
-    const M: usize,
-    const SMALL: bool,
-    const WHOLE: bool,
->(
+unsafe fn byte_block<B: Bytes, K: Factor, const R: usize, const M: usize, const WHOLE: bool>(
     t: &Rows<K, R>,
     x: &Activations,
     places: <B::F as Simd>::Places,
@@ -164,11 +157,7 @@ unsafe fn byte_block<
             let scale = spread::<B::F, K, WHOLE>(t.scales[r], group, t.groups, places);
             for m in 0..M {
                 let codes = B::load(x.codes.add(m * x.stride + at));
-                let dot = if SMALL {
-                    B::dot_small(B::zero(), w, codes)
-                } else {
-                    B::dot(B::zero(), w, codes)
-                };
+                let dot = B::dot(B::zero(), w, codes, t.small);
                 let scale = scale.mul(B::F::load(x.scales.add(m * x.scale_stride + at / 4)));
                 acc[r][m] = B::to_f32(dot).mul_add(scale, acc[r][m]);
             }

@@ -6,7 +6,7 @@
 
 mod codes;
 mod exact;
-mod factor;
+
 mod int8;
 mod prepare;
 mod rows;
@@ -14,14 +14,10 @@ mod rows;
 mod tests;
 
 use crate::Isa;
-use crate::isa::{dispatch, dispatch_bytes};
+use crate::factor::{Bf16, F16};
 use crate::pool::Pool;
 use crate::quantized::{QuantizedMatrix, Scales};
-use crate::simd::Simd;
-use crate::simd::bytes::Bytes;
-use exact::Exact;
-use factor::{Bf16, F16};
-use int8::Int8;
+pub(crate) use codes::expand as expand_codes;
 use prepare::Needs;
 pub use prepare::{Precision, Prepared, QUANT_GROUP};
 use rows::{QUAD, Share};
@@ -29,44 +25,26 @@ use rows::{QUAD, Share};
 /// Most rows of `x` that this path takes; beyond them `gemm` is faster.
 pub const MAX_ROWS: usize = 16;
 
-/// Runs a share in the type of its scales. The parts of a matrix have one type, or are refused
-/// by [`matmul`].
-macro_rules! typed {
-    ($path:ty, $share:expr) => {{
-        let share: &Share<'_> = $share;
-        // SAFETY: forwarded to the caller; `F16` and `Bf16` are transparent over their bits.
-        unsafe {
-            match (share.w.scales(), share.w.biases()) {
-                (Scales::F16(s), Scales::F16(b)) => {
-                    rows::run::<$path, F16>(share, s.as_ptr().cast(), b.as_ptr().cast());
-                }
-                (Scales::Bf16(s), Scales::Bf16(b)) => {
-                    rows::run::<$path, Bf16>(share, s.as_ptr().cast(), b.as_ptr().cast());
-                }
-                (Scales::F32(s), Scales::F32(b)) => {
-                    rows::run::<$path, f32>(share, s.as_ptr(), b.as_ptr());
-                }
-                _ => {}
+/// Runs a share in the type of its scales. The parts of a matrix have one type, or are refused by
+/// [`matmul`].
+unsafe fn run(isa: Isa, precision: Precision, share: &Share<'_>) {
+    // SAFETY: forwarded to the caller; `F16` and `Bf16` are transparent over their bits.
+    unsafe {
+        match (share.w.scales(), share.w.biases()) {
+            (Scales::F16(s), Scales::F16(b)) => {
+                let (s, b) = (s.as_ptr().cast::<F16>(), b.as_ptr().cast::<F16>());
+                rows::run(isa, precision, share, s, b);
             }
+            (Scales::Bf16(s), Scales::Bf16(b)) => {
+                let (s, b) = (s.as_ptr().cast::<Bf16>(), b.as_ptr().cast::<Bf16>());
+                rows::run(isa, precision, share, s, b);
+            }
+            (Scales::F32(s), Scales::F32(b)) => {
+                rows::run(isa, precision, share, s.as_ptr(), b.as_ptr());
+            }
+            _ => {}
         }
-    }};
-}
-
-#[inline(always)]
-unsafe fn exact_kernel<S: Simd>(share: Share<'_>) {
-    typed!(Exact<S>, &share);
-}
-
-#[inline(always)]
-unsafe fn int8_kernel<B: Bytes>(share: Share<'_>) {
-    typed!(Int8<B>, &share);
-}
-
-dispatch! {
-    unsafe fn run_exact(share: Share<'_>) = exact_kernel
-}
-dispatch_bytes! {
-    unsafe fn run_int8(share: Share<'_>) = int8_kernel
+    }
 }
 
 struct SendPtr(*mut f32);
@@ -138,12 +116,7 @@ pub fn matmul(
                 continue;
             }
             // SAFETY: `isa` was detected; shapes were checked; ranges of threads are disjoint.
-            unsafe {
-                match precision {
-                    Precision::Exact => run_exact(isa, share),
-                    Precision::Int8 => run_int8(isa, share),
-                }
-            }
+            unsafe { run(isa, precision, &share) };
         }
     })
 }

@@ -84,6 +84,26 @@ impl Prepared {
         &self.sums[index][m * n..(m + 1) * n]
     }
 
+    /// Rounded activations, `[m, columns]`, after [`Prepared::round`].
+    pub(crate) fn codes(&self) -> &[i8] {
+        &self.codes
+    }
+
+    /// Their scales, `[m, columns / QUANT_GROUP]`.
+    pub(crate) fn scales(&self) -> &[f32] {
+        &self.scales
+    }
+
+    /// Rounds `[m, columns]` and sums groups of `group`, with no other layout.
+    pub(crate) fn round(&mut self, isa: Isa, x: &[f32], columns: usize, group: usize) {
+        let sums = GROUPS.map(|size| size == group);
+        let needs = Needs {
+            sums,
+            ..Needs::default()
+        };
+        self.fill(isa, Precision::Int8, x, columns, needs);
+    }
+
     /// Lays out `[m, columns]`.
     pub(crate) fn fill(
         &mut self,

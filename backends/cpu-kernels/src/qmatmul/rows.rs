@@ -2,10 +2,15 @@
 //! time, so that a weight is read from memory once for all rows of `x`.
 
 use super::codes;
-use super::factor::Factor;
-use super::prepare::Prepared;
+use super::exact::Exact;
+use super::int8::Int8;
+use super::prepare::{Precision, Prepared};
+use crate::Isa;
+use crate::factor::Factor;
+use crate::isa::{dispatch, dispatch_bytes};
 use crate::quantized::QuantizedMatrix;
 use crate::simd::Simd;
+use crate::simd::bytes::Bytes;
 
 /// Rows of the weight that share the loads of `x`.
 pub(crate) const QUAD: usize = 4;
@@ -25,6 +30,8 @@ pub(crate) struct Rows<K, const R: usize> {
     pub(crate) groups: usize,
     /// Binary logarithm of the elements of a group.
     pub(crate) group_log2: u32,
+    /// Whether codes are below 128.
+    pub(crate) small: bool,
     /// Distance of the prefetch in bytes.
     pub(crate) ahead: usize,
 }
@@ -39,8 +46,8 @@ pub(crate) trait Path {
         x: &Prepared,
         first: usize,
     ) -> [[Self::F; M]; R];
-    /// One code a byte; `SMALL` says that codes are below 128.
-    unsafe fn bytes<K: Factor, const R: usize, const M: usize, const SMALL: bool>(
+    /// One code a byte.
+    unsafe fn bytes<K: Factor, const R: usize, const M: usize>(
         t: &Rows<K, R>,
         x: &Prepared,
         first: usize,
@@ -62,10 +69,11 @@ pub(crate) struct Share<'a> {
 /// Runs a share with scales of type `K`.
 ///
 /// # Safety
-/// The CPU has the path's instruction set; rows `first..last` exist and belong to this thread; `x`
-/// was prepared for this form of weight; `y` has a column for each row.
-#[inline(always)]
-pub(crate) unsafe fn run<P: Path, K: Factor>(
+/// The CPU has `isa`; rows `first..last` exist and belong to this thread; `x` was prepared for this
+/// form of weight, instruction set and precision; `y` has a column for each row.
+pub(crate) unsafe fn run<K: Factor>(
+    isa: Isa,
+    precision: Precision,
     share: &Share<'_>,
     scales: *const K,
     biases: *const K,
@@ -88,8 +96,7 @@ pub(crate) unsafe fn run<P: Path, K: Factor>(
                 (packed, packed_bytes, (QUAD * packed_bytes).min(FARTHEST))
             } else {
                 for (r, out) in scratch.chunks_exact_mut(w.columns()).enumerate().take(n) {
-                    P::F::prefetch(packed.wrapping_add((r + QUAD) * packed_bytes));
-                    codes::expand::<P::F>(packed.add(r * packed_bytes), bits, out);
+                    expand_row(isa, packed.add(r * packed_bytes), bits, out);
                 }
                 (scratch.as_ptr(), w.columns(), 0)
             };
@@ -102,20 +109,28 @@ pub(crate) unsafe fn run<P: Path, K: Factor>(
                 scales: scales.add(row * w.groups()),
                 biases: biases.add(row * w.groups()),
             };
-            if n == QUAD {
-                at.rows_of_x::<P, QUAD>(0);
+            if bits == 4 {
+                at.all::<true>(isa, precision, n);
             } else {
-                for r in 0..n {
-                    at.rows_of_x::<P, 1>(r);
-                }
+                at.all::<false>(isa, precision, n);
             }
         }
         row += n;
     }
 }
 
+#[inline(always)]
+unsafe fn expand_kernel<S: Simd>(from: *const u8, bits: usize, out: &mut [u8]) {
+    // SAFETY: forwarded to the caller.
+    unsafe { codes::expand::<S>(from, bits, out) }
+}
+
+dispatch! {
+    unsafe fn expand_row(from: *const u8, bits: usize, out: &mut [u8]) = expand_kernel
+}
+
 /// Up to four rows of the weight.
-struct Quad<'a, K> {
+pub(crate) struct Quad<'a, K> {
     share: &'a Share<'a>,
     row: usize,
     bytes: *const u8,
@@ -126,85 +141,141 @@ struct Quad<'a, K> {
 }
 
 impl<K: Factor> Quad<'_, K> {
-    #[inline(always)]
-    unsafe fn rows_of_x<P: Path, const R: usize>(&self, skip: usize) {
+    /// Products of `n` rows with all rows of `x`.
+    unsafe fn all<const NIBBLES: bool>(&self, isa: Isa, precision: Precision, n: usize) {
         let m = self.share.x.m;
-        let mut first = 0;
         // SAFETY: forwarded to the caller of `run`.
         unsafe {
+            if n < QUAD {
+                for (r, first) in (0..n).flat_map(|r| (0..m).map(move |first| (r, first))) {
+                    self.some::<NIBBLES, 1, 1>(isa, precision, r, first);
+                }
+                return;
+            }
+            let mut first = 0;
             while first + 4 <= m {
-                self.products::<P, R, 4>(skip, first);
+                self.some::<NIBBLES, QUAD, 4>(isa, precision, 0, first);
                 first += 4;
             }
-            match m - first {
-                3 => self.products::<P, R, 3>(skip, first),
-                2 => self.products::<P, R, 2>(skip, first),
-                1 => self.products::<P, R, 1>(skip, first),
-                _ => {}
+            if first + 2 <= m {
+                self.some::<NIBBLES, QUAD, 2>(isa, precision, 0, first);
+                first += 2;
+            }
+            if first < m {
+                self.some::<NIBBLES, QUAD, 1>(isa, precision, 0, first);
             }
         }
     }
 
-    #[inline(always)]
-    unsafe fn products<P: Path, const R: usize, const M: usize>(&self, skip: usize, first: usize) {
-        let (w, x) = (self.share.w, self.share.x);
-        let groups = w.groups();
-        let mut rows = Rows {
-            bytes: [self.bytes; R],
-            scales: [self.scales; R],
-            row_bytes: self.row_bytes,
-            groups,
-            group_log2: w.group().trailing_zeros(),
-            ahead: self.ahead,
-        };
-        // SAFETY: rows `row + skip..row + skip + R` exist; see `run` for the rest.
+    #[inline]
+    unsafe fn some<const NIBBLES: bool, const R: usize, const M: usize>(
+        &self,
+        isa: Isa,
+        precision: Precision,
+        skip: usize,
+        first: usize,
+    ) {
+        // SAFETY: forwarded to the caller of `run`.
         unsafe {
-            for r in 0..R {
-                rows.bytes[r] = self.bytes.add((skip + r) * self.row_bytes);
-                rows.scales[r] = self.scales.add((skip + r) * groups);
-                P::F::prefetch(rows.scales[r].wrapping_add(QUAD * groups).cast());
-                let biases = self.biases.wrapping_add((skip + r + QUAD) * groups);
-                P::F::prefetch(biases.cast());
+            match precision {
+                Precision::Exact => exact::<K, NIBBLES, R, M>(isa, self, skip, first),
+                Precision::Int8 => int8::<K, NIBBLES, R, M>(isa, self, skip, first),
             }
-            let mut acc = match w.bits() {
-                4 => P::nibbles::<K, R, M>(&rows, x, first),
-                8 => P::bytes::<K, R, M, false>(&rows, x, first),
-                _ => P::bytes::<K, R, M, true>(&rows, x, first),
-            };
-            let lanes = P::F::LANES;
-            let mut g = 0;
-            while g < groups {
-                let n = (groups - g).min(lanes);
-                let mut sums = [P::F::zero(); M];
-                for m in 0..M {
-                    let from = x.sums(w.group(), first + m).as_ptr().add(g);
-                    sums[m] = if n == lanes {
-                        P::F::load(from)
-                    } else {
-                        P::F::load_first(from, n)
-                    };
-                }
-                for r in 0..R {
-                    let from = self.biases.add((skip + r) * groups + g);
-                    let bias = K::load::<P::F>(from, n);
-                    for m in 0..M {
-                        acc[r][m] = bias.mul_add(sums[m], acc[r][m]);
-                    }
-                }
-                g += lanes;
-            }
+        }
+    }
+}
+
+dispatch! {
+    unsafe fn exact[K: Factor, const NIBBLES: bool, const R: usize, const M: usize][K, NIBBLES, R, M](
+        quad: &Quad<'_, K>, skip: usize, first: usize
+    ) = exact_products
+}
+dispatch_bytes! {
+    unsafe fn int8[K: Factor, const NIBBLES: bool, const R: usize, const M: usize][K, NIBBLES, R, M](
+        quad: &Quad<'_, K>, skip: usize, first: usize
+    ) = int8_products
+}
+
+#[inline(always)]
+unsafe fn exact_products<S: Simd, K: Factor, const N: bool, const R: usize, const M: usize>(
+    quad: &Quad<'_, K>,
+    skip: usize,
+    first: usize,
+) {
+    // SAFETY: forwarded to the caller.
+    unsafe { products::<Exact<S>, K, N, R, M>(quad, skip, first) }
+}
+
+#[inline(always)]
+unsafe fn int8_products<B: Bytes, K: Factor, const N: bool, const R: usize, const M: usize>(
+    quad: &Quad<'_, K>,
+    skip: usize,
+    first: usize,
+) {
+    // SAFETY: forwarded to the caller.
+    unsafe { products::<Int8<B>, K, N, R, M>(quad, skip, first) }
+}
+
+/// `R` rows of the weight from `skip` on with `M` rows of `x` from `first` on.
+#[inline(always)]
+unsafe fn products<P: Path, K: Factor, const NIBBLES: bool, const R: usize, const M: usize>(
+    quad: &Quad<'_, K>,
+    skip: usize,
+    first: usize,
+) {
+    let (w, x) = (quad.share.w, quad.share.x);
+    let groups = w.groups();
+    let mut rows = Rows {
+        bytes: [quad.bytes; R],
+        scales: [quad.scales; R],
+        row_bytes: quad.row_bytes,
+        groups,
+        group_log2: w.group().trailing_zeros(),
+        small: w.bits() < 8,
+        ahead: quad.ahead,
+    };
+    // SAFETY: rows `row + skip..row + skip + R` exist; see `run` for the rest.
+    unsafe {
+        for r in 0..R {
+            rows.bytes[r] = quad.bytes.add((skip + r) * quad.row_bytes);
+            rows.scales[r] = quad.scales.add((skip + r) * groups);
+            P::F::prefetch(rows.scales[r].wrapping_add(QUAD * groups).cast());
+            let biases = quad.biases.wrapping_add((skip + r + QUAD) * groups);
+            P::F::prefetch(biases.cast());
+        }
+        let mut acc = if NIBBLES {
+            P::nibbles::<K, R, M>(&rows, x, first)
+        } else {
+            P::bytes::<K, R, M>(&rows, x, first)
+        };
+        let lanes = P::F::LANES;
+        let mut g = 0;
+        while g < groups {
+            let n = (groups - g).min(lanes);
+            let mut sums = [P::F::zero(); M];
             for m in 0..M {
-                let y = self
-                    .share
-                    .y
-                    .add((first + m) * self.share.stride + self.row + skip);
-                if R == 4 {
-                    let four = P::F::sum4([acc[0][m], acc[R / 3][m], acc[R / 2][m], acc[R - 1][m]]);
-                    y.cast::<[f32; 4]>().write_unaligned(four);
-                } else {
-                    for (r, acc) in acc.iter().enumerate() {
-                        *y.add(r) = acc[m].sum();
-                    }
+                let from = x.sums(w.group(), first + m).as_ptr().add(g);
+                sums[m] = <f32 as Factor>::load::<P::F>(from, n);
+            }
+            for r in 0..R {
+                let bias = K::load::<P::F>(quad.biases.add((skip + r) * groups + g), n);
+                for m in 0..M {
+                    acc[r][m] = bias.mul_add(sums[m], acc[r][m]);
+                }
+            }
+            g += lanes;
+        }
+        for m in 0..M {
+            let y = quad
+                .share
+                .y
+                .add((first + m) * quad.share.stride + quad.row + skip);
+            if R == 4 {
+                let four = P::F::sum4([acc[0][m], acc[R / 3][m], acc[R / 2][m], acc[R - 1][m]]);
+                y.cast::<[f32; 4]>().write_unaligned(four);
+            } else {
+                for (r, acc) in acc.iter().enumerate() {
+                    *y.add(r) = acc[m].sum();
                 }
             }
         }

@@ -37,8 +37,8 @@ pub trait Bytes: Copy + 'static {
     unsafe fn zero() -> Self::I;
     /// Adds the products of codes below 128 with signed bytes.
     unsafe fn dot_small(acc: Self::I, codes: Self::V, x: Self::V) -> Self::I;
-    /// The same for any codes.
-    unsafe fn dot(acc: Self::I, codes: Self::V, x: Self::V) -> Self::I;
+    /// The same for any codes; `small` says that they are below 128.
+    unsafe fn dot(acc: Self::I, codes: Self::V, x: Self::V, small: bool) -> Self::I;
     /// Converts.
     unsafe fn to_f32(i: Self::I) -> Self::F;
 }
@@ -93,7 +93,7 @@ impl Bytes for PortableBytes {
         out
     }
     #[inline(always)]
-    unsafe fn dot(acc: [i32; 8], codes: [u8; 32], x: [u8; 32]) -> [i32; 8] {
+    unsafe fn dot(acc: [i32; 8], codes: [u8; 32], x: [u8; 32], _small: bool) -> [i32; 8] {
         // SAFETY: nothing is required here.
         unsafe { Self::dot_small(acc, codes, x) }
     }
@@ -168,9 +168,12 @@ mod x86 {
             }
         }
         #[inline(always)]
-        unsafe fn dot(acc: __m256i, codes: __m256i, x: __m256i) -> __m256i {
+        unsafe fn dot(acc: __m256i, codes: __m256i, x: __m256i, small: bool) -> __m256i {
             // SAFETY: see above.
             unsafe {
+                if small {
+                    return Self::dot_small(acc, codes, x);
+                }
                 let ones = _mm256_set1_epi16(1);
                 let low = _mm256_maddubs_epi16(Self::low(codes), x);
                 let high = _mm256_maddubs_epi16(Self::high(codes), x);
@@ -238,7 +241,7 @@ mod x86 {
             unsafe { _mm512_dpbusd_epi32(acc, codes, x) }
         }
         #[inline(always)]
-        unsafe fn dot(acc: __m512i, codes: __m512i, x: __m512i) -> __m512i {
+        unsafe fn dot(acc: __m512i, codes: __m512i, x: __m512i, _small: bool) -> __m512i {
             // SAFETY: see above.
             unsafe { _mm512_dpbusd_epi32(acc, codes, x) }
         }

@@ -6,7 +6,7 @@ use mlxcel_abi::ops::BackendOps;
 use mlxcel_abi::ops_args::PagedAttentionArgs;
 use mlxcel_abi::{DType, ErrorObj, Result, Status, Tensor};
 use mlxcel_backend_mlx::native::{Native, View};
-use mlxcel_cpu_kernels::attention::{Paged, paged};
+use mlxcel_cpu_kernels::attention::{Cells, CellsMut, Paged, paged};
 
 use super::{Outcome, State, attempt, filled, floats};
 
@@ -57,19 +57,22 @@ unsafe fn attend(
     if args.row_starts.is_null() {
         return Ok(None);
     }
-    // These compose from MLX's operations.
     if args.read_only != 0 || args.latent_dim > 0 || !args.selection.is_none() {
-        return Ok(None);
+        // SAFETY: forwarded to the caller.
+        return unsafe { super::sparse::special_attention(native, state, args) };
     }
-    let (Some(q), Some(k), Some(v), Some(k_pool), Some(v_pool)) = (
+    let (Some(q), Some(k), Some(v)) = (
         floats(&native, args.q)?,
         floats(&native, args.k)?,
         floats(&native, args.v)?,
-        floats(&native, args.k_pool)?,
-        floats(&native, args.v_pool)?,
     ) else {
         return Ok(None);
     };
+    let (k_pool, v_pool) = (native.view(args.k_pool)?, native.view(args.v_pool)?);
+    let alike = k_pool.dtype == v_pool.dtype && k_pool.is_contiguous && v_pool.is_contiguous;
+    if !alike || k_pool.is_empty() || v_pool.is_empty() {
+        return Ok(None);
+    }
     let (Some(slots), Some(positions), Some(page_table)) = (
         integers(&native, args.slots)?,
         integers(&native, args.positions)?,
@@ -109,53 +112,68 @@ unsafe fn attend(
     let pool_rows = pages * page_size;
     // SAFETY: contiguous views of the checked types. The pools are the caller's to give: the slot
     // may write into them, and nothing else reads them meanwhile.
-    let (step, slots, new_k, new_v, keys, values) = unsafe {
-        let keys: &mut [f32] = k_pool.as_mut_slice();
-        let values: &mut [f32] = v_pool.as_mut_slice();
-        let step = Paged {
-            q: q.as_slice(),
-            keys: core::slice::from_raw_parts(keys.as_ptr(), keys.len()),
-            values: core::slice::from_raw_parts(values.as_ptr(), values.len()),
-            positions: positions.as_slice(),
-            page_table: page_table.as_slice(),
-            row_starts: core::slice::from_raw_parts(args.row_starts, args.n_sequences as usize + 1),
-            sinks: sinks.flatten().map_or(&[], |s| s.as_slice()),
-            heads: heads as usize,
-            kv_heads: kv_heads as usize,
-            k_dim: k_dim as usize,
-            v_dim: v_dim as usize,
-            page_size: page_size as usize,
-            scale: args.scale,
-            softcap: args.softcap,
-            window: args.window as usize,
-            chunk: args.chunk as usize,
-        };
+    let (slots, new_k, new_v, cells) = unsafe {
         (
-            step,
             slots.as_slice::<i32>(),
             k.as_slice::<f32>(),
             v.as_slice::<f32>(),
-            keys,
-            values,
+            cells(&k_pool).zip(cells(&v_pool)),
         )
     };
-    if !step.is_valid()
-        || slots
-            .iter()
-            .any(|slot| i64::from(*slot) < 0 || i64::from(*slot) >= pool_rows)
-    {
+    let Some((mut keys, mut values)) = cells else {
+        return Ok(None);
+    };
+    let outside = |slot: &i32| i64::from(*slot) < 0 || i64::from(*slot) >= pool_rows;
+    if slots.iter().any(outside) {
         return Ok(None);
     }
-    let (k_row, v_row) = ((kv_heads * k_dim) as usize, (kv_heads * v_dim) as usize);
-    for (slot, (new_k, new_v)) in slots
-        .iter()
-        .zip(new_k.chunks_exact(k_row).zip(new_v.chunks_exact(v_row)))
-    {
-        let slot = *slot as usize;
-        keys[slot * k_row..(slot + 1) * k_row].copy_from_slice(new_k);
-        values[slot * v_row..(slot + 1) * v_row].copy_from_slice(new_v);
+    // SAFETY: contiguous views of the checked types, of tensors that the caller holds.
+    let (queries, positions, page_table, row_starts, sinks) = unsafe {
+        (
+            q.as_slice::<f32>(),
+            positions.as_slice::<i32>(),
+            page_table.as_slice::<i32>(),
+            core::slice::from_raw_parts(args.row_starts, args.n_sequences as usize + 1),
+            sinks.flatten().map_or(&[][..], |s| s.as_slice::<f32>()),
+        )
+    };
+    let (heads, kv_heads) = (heads as usize, kv_heads as usize);
+    let (k_dim, v_dim) = (k_dim as usize, v_dim as usize);
+    let step = Paged {
+        q: queries,
+        keys: Cells::F32(&[]),
+        values: Cells::F32(&[]),
+        positions,
+        page_table,
+        row_starts,
+        sinks,
+        heads,
+        kv_heads,
+        k_dim,
+        v_dim,
+        page_size: page_size as usize,
+        scale: args.scale,
+        softcap: args.softcap,
+        window: args.window as usize,
+        chunk: args.chunk as usize,
+    };
+    let whole = Paged {
+        keys: keys.cells(),
+        values: values.cells(),
+        ..step
+    };
+    if !whole.is_valid() {
+        return Ok(None);
     }
-    let result = filled(&native, &[rows, heads, v_dim], "paged_attention", |out| {
+    keys.append(slots, new_k, kv_heads * k_dim);
+    values.append(slots, new_v, kv_heads * v_dim);
+    let step = Paged {
+        keys: keys.cells(),
+        values: values.cells(),
+        ..step
+    };
+    let shape = [rows, heads as i64, v_dim as i64];
+    let result = filled(&native, &shape, "paged_attention", |out| {
         paged(state.isa, &mut state.pool, &step, out, &state.attention)
     })?;
     let Some(result) = result else {
@@ -166,4 +184,20 @@ unsafe fn attend(
         native.retain(args.k_pool)?,
         native.retain(args.v_pool)?,
     ]))
+}
+
+/// The memory of a pool.
+///
+/// # Safety
+/// The view is contiguous, its tensor lives for `'a`, and nobody else uses it meanwhile.
+unsafe fn cells<'a>(pool: &View) -> Option<CellsMut<'a>> {
+    // SAFETY: the type is checked; the rest is the caller's promise.
+    unsafe {
+        match pool.dtype {
+            DType::F32 => Some(CellsMut::F32(pool.as_mut_slice())),
+            DType::F16 => Some(CellsMut::F16(pool.as_mut_slice())),
+            DType::BF16 => Some(CellsMut::Bf16(pool.as_mut_slice())),
+            _ => None,
+        }
+    }
 }

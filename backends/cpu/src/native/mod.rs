@@ -8,7 +8,9 @@
 mod attention;
 mod movement;
 mod products;
+mod recurrent;
 mod rows;
+mod sparse;
 
 use core::cell::RefCell;
 use core::ffi::c_void;
@@ -21,7 +23,7 @@ use mlxcel_abi::ops::BackendOps;
 use mlxcel_abi::{AbiError, DType, ErrorObj, Result, Status, Tensor, status};
 use mlxcel_backend_mlx::{KernelSettings, Kernels};
 use mlxcel_backend_mlx::native::{Native, View};
-use mlxcel_cpu_kernels::{Isa, Pool, attention as attention_kernel, gemm, qmatmul, row};
+use mlxcel_cpu_kernels::{Isa, Pool, attention as attention_kernel, gemm, gemm_int8, qmatmul, row};
 
 /// Hooks for the backend's description.
 pub(crate) const KERNELS: Kernels = Kernels { install, remove };
@@ -34,6 +36,7 @@ pub(crate) struct State {
     isa: Isa,
     pool: Pool,
     panels: Vec<Mutex<gemm::Scratch>>,
+    rounded: Vec<Mutex<gemm_int8::Scratch>>,
     attention: Vec<Mutex<attention_kernel::Scratch>>,
     precision: qmatmul::Precision,
     prepared: qmatmul::Prepared,
@@ -63,6 +66,7 @@ fn install(table: &mut BackendOps, settings: &KernelSettings) -> Result<()> {
         isa: Isa::best(),
         pool,
         panels: (0..threads).map(|_| Mutex::default()).collect(),
+        rounded: (0..threads).map(|_| Mutex::default()).collect(),
         attention: (0..threads).map(|_| Mutex::default()).collect(),
         precision: if settings.int8_activations {
             qmatmul::Precision::Int8
@@ -76,7 +80,9 @@ fn install(table: &mut BackendOps, settings: &KernelSettings) -> Result<()> {
     attention::install(table);
     movement::install(table);
     products::install(table);
+    recurrent::install(table);
     rows::install(table);
+    sparse::install(table);
     Ok(())
 }
 

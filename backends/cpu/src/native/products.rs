@@ -6,7 +6,8 @@ use mlxcel_abi::ops_args::{QuantizedMatmulArgs, QuantizedWeight};
 use mlxcel_abi::{DType, Result, Tensor};
 use mlxcel_backend_mlx::native::{Native, View};
 use mlxcel_cpu_kernels::gemm::{self, Product, Weight};
-use mlxcel_cpu_kernels::{QuantizedMatrix, Scales, dense, qmatmul};
+use mlxcel_cpu_kernels::qmatmul::{self, Precision};
+use mlxcel_cpu_kernels::{QuantizedMatrix, Scales, dense, gemm_int8};
 
 use super::{State, filled, floats, slot};
 
@@ -130,6 +131,17 @@ fn quantized(
                 input,
                 &mut targets,
                 &mut state.prepared,
+            );
+        }
+        if state.precision == Precision::Int8 && w.has_one_type() {
+            return gemm_int8::matmul(
+                state.isa,
+                &mut state.pool,
+                input,
+                &w,
+                out,
+                &mut state.prepared,
+                &state.rounded,
             );
         }
         let (rows, columns) = (w.rows(), w.columns());

@@ -1,8 +1,8 @@
-//! Storage types of scales and biases.
+//! Storage types of scales, biases, keys and values.
 
 use crate::simd::{Simd, up_to_four};
 
-/// A stored scale or bias.
+/// A stored number.
 pub(crate) trait Factor: Copy {
     /// Spreads the first `n` (at most four) elements over the lanes, see [`Simd::spread`].
     unsafe fn spread<S: Simd>(of: *const Self, n: usize, places: S::Places) -> S;

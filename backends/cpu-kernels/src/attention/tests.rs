@@ -1,0 +1,261 @@
+use super::*;
+use crate::quantized::testing::Numbers;
+use std::sync::Mutex;
+
+struct Case {
+    q: Vec<f32>,
+    keys: Vec<f32>,
+    values: Vec<f32>,
+    positions: Vec<i32>,
+    page_table: Vec<i32>,
+    row_starts: Vec<u32>,
+    sinks: Vec<f32>,
+}
+
+const PAGE: usize = 4;
+
+/// Sequences of (cached keys, rows of this step), pages in shuffled order.
+fn case(
+    numbers: &mut Numbers,
+    sequences: &[(usize, usize)],
+    heads: usize,
+    kv_heads: usize,
+    k: usize,
+    v: usize,
+    sinks: bool,
+) -> Case {
+    let width = sequences
+        .iter()
+        .map(|(c, r)| (c + r).div_ceil(PAGE))
+        .max()
+        .unwrap();
+    let pages = sequences.len() * width + 1;
+    let page_table = (0..sequences.len() * width)
+        .map(|i| 1 + (i * 7 % (pages - 1)) as i32)
+        .collect::<Vec<_>>();
+    let mut row_starts = vec![0u32];
+    let mut positions = Vec::new();
+    for (cached, rows) in sequences {
+        positions.extend((0..*rows).map(|i| (cached + i) as i32));
+        row_starts.push(positions.len() as u32);
+    }
+    let rows = positions.len();
+    Case {
+        q: numbers.floats(rows * heads * k),
+        keys: numbers.floats(pages * PAGE * kv_heads * k),
+        values: numbers.floats(pages * PAGE * kv_heads * v),
+        positions,
+        page_table,
+        row_starts,
+        sinks: if sinks {
+            numbers.floats(heads)
+        } else {
+            Vec::new()
+        },
+    }
+}
+
+fn reference(p: &Paged<'_>, keys: &[f32], values: &[f32]) -> Vec<f64> {
+    let mut out = Vec::new();
+    for row in 0..p.positions.len() {
+        let sequence = p
+            .row_starts
+            .windows(2)
+            .position(|w| (w[0]..w[1]).contains(&(row as u32)))
+            .unwrap();
+        let position = p.positions[row] as usize;
+        for head in 0..p.heads {
+            let kv = head / p.group();
+            let sees = |key: usize| {
+                (p.window == 0 || key + p.window > position)
+                    && (p.chunk == 0 || key / p.chunk == position / p.chunk)
+            };
+            let mut terms: Vec<(f64, usize)> = Vec::new();
+            for key in (0..=position).filter(|key| sees(*key)) {
+                let at = p.pool_row(sequence, key) * p.kv_heads + kv;
+                let q = &p.q[(row * p.heads + head) * p.k_dim..][..p.k_dim];
+                let dot: f64 = q
+                    .iter()
+                    .zip(&keys[at * p.k_dim..])
+                    .map(|(a, b)| f64::from(*a) * f64::from(*b))
+                    .sum();
+                let score = dot * f64::from(p.scale);
+                let cap = f64::from(p.softcap);
+                terms.push((
+                    if cap > 0.0 {
+                        cap * (score / cap).tanh()
+                    } else {
+                        score
+                    },
+                    at,
+                ));
+            }
+            let sink = p
+                .sinks
+                .get(head)
+                .map(|s| f64::from(*s).exp())
+                .unwrap_or(0.0);
+            let total: f64 = terms.iter().map(|(s, _)| s.exp()).sum::<f64>() + sink;
+            for d in 0..p.v_dim {
+                out.push(
+                    terms
+                        .iter()
+                        .map(|(s, at)| s.exp() / total * f64::from(values[at * p.v_dim + d]))
+                        .sum(),
+                );
+            }
+        }
+    }
+    out
+}
+
+#[test]
+fn ragged_steps_match_f64() {
+    let mut numbers = Numbers(11);
+    let mut pool = Pool::new(2).unwrap();
+    let scratch: Vec<Mutex<Scratch>> = (0..2).map(|_| Mutex::default()).collect();
+    let steps: [&[(usize, usize)]; 6] = [
+        &[(0, 1)],
+        &[(9, 1), (0, 1), (3, 1)],
+        &[(0, 37)],
+        &[(5, 20), (11, 1), (0, 3), (40, 4)],
+        &[(70, 33), (0, 0), (2, 1)],
+        &[(200, 1), (63, 1), (64, 2)],
+    ];
+    for isa in Isa::ALL.into_iter().filter(|isa| isa.is_available()) {
+        for sequences in steps {
+            for (heads, kv_heads, k, v) in [
+                (4, 2, 16, 16),
+                (3, 1, 24, 40),
+                (2, 2, 64, 64),
+                (7, 1, 32, 48),
+            ] {
+                for (window, chunk, softcap, sinks) in [
+                    (0, 0, 0.0, false),
+                    (5, 0, 0.0, false),
+                    (0, 0, 2.0, true),
+                    (3, 0, 0.0, true),
+                    (0, 7, 0.0, false),
+                    (5, 8, 0.0, true),
+                ] {
+                    let c = case(&mut numbers, sequences, heads, kv_heads, k, v, sinks);
+                    let p = Paged {
+                        q: &c.q,
+                        keys: Cells::F32(&c.keys),
+                        values: Cells::F32(&c.values),
+                        positions: &c.positions,
+                        page_table: &c.page_table,
+                        row_starts: &c.row_starts,
+                        sinks: &c.sinks,
+                        heads,
+                        kv_heads,
+                        k_dim: k,
+                        v_dim: v,
+                        page_size: PAGE,
+                        scale: 0.7,
+                        softcap,
+                        window,
+                        chunk,
+                    };
+                    let half = |x: &f32| half::f16::from_f32(*x);
+                    let brain = |x: &f32| half::bf16::from_f32(*x);
+                    let f16: [Vec<_>; 2] =
+                        [&c.keys, &c.values].map(|x| x.iter().map(half).collect());
+                    let bf16: [Vec<_>; 2] =
+                        [&c.keys, &c.values].map(|x| x.iter().map(brain).collect());
+                    let bits = f16
+                        .each_ref()
+                        .map(|x| x.iter().map(|x| x.to_bits()).collect::<Vec<_>>());
+                    let brain_bits = bf16
+                        .each_ref()
+                        .map(|x| x.iter().map(|x| x.to_bits()).collect::<Vec<_>>());
+                    let rounded = f16
+                        .each_ref()
+                        .map(|x| x.iter().map(|x| x.to_f32()).collect::<Vec<_>>());
+                    let brain_rounded = bf16
+                        .each_ref()
+                        .map(|x| x.iter().map(|x| x.to_f32()).collect::<Vec<_>>());
+                    for (keys, values, exact) in [
+                        (p.keys, p.values, [&c.keys, &c.values]),
+                        (
+                            Cells::F16(&bits[0]),
+                            Cells::F16(&bits[1]),
+                            rounded.each_ref(),
+                        ),
+                        (
+                            Cells::Bf16(&brain_bits[0]),
+                            Cells::Bf16(&brain_bits[1]),
+                            brain_rounded.each_ref(),
+                        ),
+                    ] {
+                        let p = Paged { keys, values, ..p };
+                        let mut out = vec![f32::NAN; c.positions.len() * heads * v];
+                        assert!(paged(isa, &mut pool, &p, &mut out, &scratch));
+                        let want = reference(&p, exact[0], exact[1]);
+                        for (i, (got, want)) in out.iter().zip(&want).enumerate() {
+                            assert!(
+                                (f64::from(*got) - want).abs() < 2e-5,
+                                "{} {sequences:?} {window} {chunk} {softcap} at {i}: {got} {want}",
+                                isa.name()
+                            );
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn bad_indices_are_found_before_the_kernels_run() {
+    let mut numbers = Numbers(1);
+    let c = case(&mut numbers, &[(3, 2)], 2, 1, 8, 8, false);
+    let p = Paged {
+        q: &c.q,
+        keys: Cells::F32(&c.keys),
+        values: Cells::F32(&c.values),
+        positions: &c.positions,
+        page_table: &c.page_table,
+        row_starts: &c.row_starts,
+        sinks: &[],
+        heads: 2,
+        kv_heads: 1,
+        k_dim: 8,
+        v_dim: 8,
+        page_size: PAGE,
+        scale: 1.0,
+        softcap: 0.0,
+        window: 0,
+        chunk: 0,
+    };
+    assert!(p.is_valid());
+    assert!(
+        !Paged {
+            positions: &[3, 999],
+            ..p
+        }
+        .is_valid()
+    );
+    assert!(
+        !Paged {
+            positions: &[3, -1],
+            ..p
+        }
+        .is_valid()
+    );
+    assert!(
+        !Paged {
+            page_table: &[1, 77],
+            ..p
+        }
+        .is_valid()
+    );
+    assert!(
+        !Paged {
+            row_starts: &[0, 1],
+            ..p
+        }
+        .is_valid()
+    );
+    assert!(!Paged { heads: 3, ..p }.is_valid());
+}
