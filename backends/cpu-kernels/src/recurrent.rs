@@ -4,6 +4,11 @@
 //! Work is split by heads and channels, never by sequences or rows: several sequences of padding may
 //! write to one slot, and a state has to see its rows in order.
 
+#![expect(
+    clippy::extra_unused_type_parameters,
+    reason = "kernels are named by the instruction set that the dispatch compiles them for"
+)]
+
 use crate::isa::dispatch;
 use crate::simd::Simd;
 use crate::{Isa, Pool};

@@ -4,6 +4,11 @@
 //! Plain loops that the compiler turns into vectors of each instruction set. A task is a row and some
 //! of its heads: each key is read once for all of them. What a row gets depends on that row alone.
 
+#![expect(
+    clippy::extra_unused_type_parameters,
+    reason = "kernels are named by the instruction set that the dispatch compiles them for"
+)]
+
 use crate::isa::dispatch;
 use crate::simd::Simd;
 use crate::{Isa, Pool};

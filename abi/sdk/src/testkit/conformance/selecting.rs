@@ -180,12 +180,7 @@ impl Special {
                 visible.push(f64::from(u8::from(key <= own && in_window && is_chosen)));
             }
         }
-        Array::of(
-            DType::BOOL,
-            &[1, 1, rows, start + rows],
-            visible.into_iter(),
-        )
-        .on(b)
+        Array::of(DType::BOOL, &[1, 1, rows, start + rows], visible).on(b)
     }
 }
 
