@@ -59,6 +59,12 @@ pub enum Command {
     BenchPeers(PeersArgs),
     /// Measure our server beside llama.cpp's in one run, and print a table with ratios
     BenchServer(ServerArgs),
+    /// Make a bundle that checks and measures the CUDA backend on a machine without network
+    BenchCuda {
+        /// Which build of MLX
+        #[arg(long, value_enum, default_value_t = Backend::Cuda13)]
+        backend: Backend,
+    },
     /// Mixed traffic for our server for a long time; fails if it holds more afterwards
     Soak(SoakArgs),
     /// Make the table of architectures in families/README.md from what the goldens' tests measured
@@ -113,6 +119,7 @@ pub struct TestArgs {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Backend {
     Cpu,
+    #[value(alias = "cuda")]
     Cuda13,
     Cuda12,
     Metal,

@@ -10,6 +10,7 @@
 )]
 
 mod abi_surface;
+mod bench_cuda;
 mod cli;
 mod demo;
 mod deny;
@@ -72,6 +73,9 @@ fn run(cli: Cli) -> Result<(), Error> {
         }
         Command::BenchPeers(args) => peers::bench(&workspace, &args)?,
         Command::BenchServer(args) => peers::bench_server(&workspace, &args)?,
+        Command::BenchCuda { backend } => {
+            println!("{}", bench_cuda::run(&workspace, backend)?.display());
+        }
         Command::Soak(args) => peers::soak(&workspace, &args)?,
         Command::Families { check } => families::run(&workspace, check)?,
         Command::AbiDump { check } => abi_surface::run(&workspace, check)?,

@@ -14,6 +14,8 @@ use crate::fetch::pip;
 use crate::workspace::{Workspace, platform};
 
 const LAYOUT: u32 = 1;
+/// Headers that MLX's CUDA build compiles its own kernels with, on the machine that it runs on; it looks for them beside its `lib`.
+const COMPILED_AT_RUN_TIME: [&str; 3] = ["cccl", "cute", "cutlass"];
 const ALTERNATIVE: pip::Alternative = "alternatively install MLX of the version in mlx.toml some other way, and set MLX_ROOT to the folder that holds its include/ and lib/";
 
 /// An MLX that can be compiled and linked against.
@@ -157,6 +159,12 @@ impl MlxTree {
                 });
             }
         }
+        for name in COMPILED_AT_RUN_TIME {
+            let dir = self.root.join("include").join(name);
+            if dir.is_dir() {
+                all_files(&dir, &Path::new("mlx/include").join(name), &mut files)?;
+            }
+        }
         for dir in self.bundled_dirs()? {
             for path in files_in(&dir)? {
                 files.push(RuntimeFile {
@@ -205,6 +213,21 @@ impl MlxTree {
             .unwrap_or(Path::new("/"))
             .to_path_buf())
     }
+}
+
+/// Every file under `dir`, placed under `placed`.
+fn all_files(dir: &Path, placed: &Path, files: &mut Vec<RuntimeFile>) -> Result<(), Error> {
+    for path in files_in(dir)? {
+        files.push(RuntimeFile {
+            placed: placed.join(name_of(&path)),
+            source: path,
+        });
+    }
+    for inner in dirs_in(dir)? {
+        let placed = placed.join(name_of(&inner));
+        all_files(&inner, &placed, files)?;
+    }
+    Ok(())
 }
 
 /// A local `lib` folder may hold anything; of it, a backend needs MLX's own files alone.

@@ -7,7 +7,7 @@
 //!   licences/
 //! ```
 
-mod archive;
+pub mod archive;
 mod licences;
 
 use std::path::PathBuf;

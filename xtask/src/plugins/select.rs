@@ -71,20 +71,6 @@ impl Selection {
     }
 }
 
-const VENDOR_DEVICES: [&str; 3] = ["cuda", "metal", "rocm"];
-
-/// Backend crates that need a vendor's toolkit to compile, so that the checks of a plain machine leave them out.
-pub fn needs_vendor_toolkit(package: &Package, root: &Path) -> bool {
-    package
-        .folder(root)
-        .strip_prefix("backends/")
-        .is_some_and(|folder| {
-            VENDOR_DEVICES
-                .iter()
-                .any(|device| folder.split('-').next() == Some(device))
-        })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -155,16 +141,5 @@ mod tests {
             .expect_err("no metal crate")
             .to_string();
         assert!(error.contains("metal"), "{error}");
-    }
-
-    #[test]
-    fn plain_machines_skip_vendor_backends() {
-        let root = Path::new("/w");
-        let skipped: Vec<String> = tree()
-            .into_iter()
-            .filter(|package| needs_vendor_toolkit(package, root))
-            .map(|package| package.name)
-            .collect();
-        assert_eq!(skipped, ["mlxcel-backend-cuda", "mlxcel-cuda-kernels"]);
     }
 }

@@ -1,0 +1,166 @@
+"""Random checkpoints of real shapes in MLX's layout: checkpoint.py SHAPE BITS FOLDER."""
+
+import json
+import math
+import os
+import sys
+
+import torch
+from safetensors.torch import save_file
+
+LLAMA = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_act": "silu",
+    "attention_bias": False,
+    "rms_norm_eps": 1e-5,
+    "torch_dtype": "bfloat16",
+    "bos_token_id": 0,
+    "eos_token_id": 1,
+}
+SHAPES = {
+    "llama8b": LLAMA
+    | {
+        "hidden_size": 4096,
+        "intermediate_size": 14336,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "num_hidden_layers": 32,
+        "vocab_size": 128256,
+        "head_dim": 128,
+        "rope_theta": 500000.0,
+        "max_position_embeddings": 131072,
+        "tie_word_embeddings": False,
+        "rope_scaling": {
+            "rope_type": "llama3",
+            "factor": 8.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 8192,
+        },
+    },
+    "smollm2": LLAMA
+    | {
+        "hidden_size": 576,
+        "intermediate_size": 1536,
+        "num_attention_heads": 9,
+        "num_key_value_heads": 3,
+        "num_hidden_layers": 30,
+        "vocab_size": 49152,
+        "head_dim": 64,
+        "rope_theta": 100000.0,
+        "max_position_embeddings": 8192,
+        "tie_word_embeddings": True,
+    },
+}
+GROUP = 64
+SHARD_BYTES = 2 << 30
+
+
+class Writer:
+    """Tensors into files of a size that fits in memory, with an index."""
+
+    def __init__(self, folder, bits):
+        self.folder, self.bits = folder, bits
+        self.device = "cuda" if torch.cuda.is_available() else "cpu"
+        self.held, self.index, self.files = {}, {}, 0
+
+    def put(self, name, tensor):
+        self.held[name] = tensor.to(torch.bfloat16 if tensor.is_floating_point() else tensor.dtype).cpu().contiguous()
+        if sum(held.nbytes for held in self.held.values()) > SHARD_BYTES:
+            self.flush()
+
+    def flush(self):
+        self.files += 1
+        file = f"model-{self.files:05d}.safetensors"
+        save_file(self.held, os.path.join(self.folder, file), metadata={"format": "mlx"})
+        self.index |= {name: file for name in self.held}
+        self.held = {}
+
+    def linear(self, name, outputs, inputs):
+        """Outputs keep the inputs' size: values have a deviation of 1 / sqrt(inputs)."""
+        if self.bits == 16:
+            self.put(f"{name}.weight", torch.randn(outputs, inputs, device=self.device) / math.sqrt(inputs))
+            return
+        words = torch.randint(-(2**31), 2**31 - 1, (outputs, inputs * self.bits // 32), device=self.device)
+        levels = 2**self.bits - 1
+        deviation = math.sqrt(((levels + 1) ** 2 - 1) / 12)
+        scales = (0.9 + 0.2 * torch.rand(outputs, inputs // GROUP, device=self.device)) / (deviation * math.sqrt(inputs))
+        self.put(f"{name}.weight", words.to(torch.int32).view(torch.uint32))
+        self.put(f"{name}.scales", scales)
+        self.put(f"{name}.biases", -scales * levels / 2)
+
+
+def main(shape, bits, folder):
+    config = dict(SHAPES[shape])
+    os.makedirs(folder, exist_ok=True)
+    torch.manual_seed(1)
+    out = Writer(folder, bits)
+    hidden, inner, head = config["hidden_size"], config["intermediate_size"], config["head_dim"]
+    q, kv = config["num_attention_heads"] * head, config["num_key_value_heads"] * head
+    out.linear("model.embed_tokens", config["vocab_size"], hidden)
+    for layer in range(config["num_hidden_layers"]):
+        at = f"model.layers.{layer}"
+        for name, outputs, inputs in (
+            ("self_attn.q_proj", q, hidden),
+            ("self_attn.k_proj", kv, hidden),
+            ("self_attn.v_proj", kv, hidden),
+            ("self_attn.o_proj", hidden, q),
+            ("mlp.gate_proj", inner, hidden),
+            ("mlp.up_proj", inner, hidden),
+            ("mlp.down_proj", hidden, inner),
+        ):
+            out.linear(f"{at}.{name}", outputs, inputs)
+        for name in ("input_layernorm", "post_attention_layernorm"):
+            out.put(f"{at}.{name}.weight", torch.ones(hidden))
+    out.put("model.norm.weight", torch.ones(hidden))
+    if not config["tie_word_embeddings"]:
+        out.linear("lm_head", config["vocab_size"], hidden)
+    out.flush()
+    if bits < 16:
+        config["quantization"] = {"group_size": GROUP, "bits": bits}
+    write(folder, "config.json", config)
+    write(folder, "model.safetensors.index.json", {"metadata": {}, "weight_map": out.index})
+    write(folder, "tokenizer.json", tokenizer(config["vocab_size"]))
+    ends = {"bos_token": "<s>", "eos_token": "</s>"}
+    write(folder, "tokenizer_config.json", {"tokenizer_class": "PreTrainedTokenizerFast", **ends})
+
+
+def tokenizer(size):
+    """Bytes that have a letter of their own, and as many more tokens as the model has."""
+    letters = [chr(b) for b in range(256) if 33 <= b <= 126 or 161 <= b <= 172 or 174 <= b <= 255]
+    vocab = {token: i for i, token in enumerate(["<s>", "</s>", *letters, "\u0120"])}
+    vocab |= {f"<t{i}>": i for i in range(len(vocab), size)}
+    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
+    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
+    return {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": [{"id": i, "content": token, **flags} for i, token in enumerate(["<s>", "</s>"])],
+        "normalizer": None,
+        "pre_tokenizer": byte_level,
+        "post_processor": None,
+        "decoder": byte_level,
+        "model": {
+            "type": "BPE",
+            "dropout": None,
+            "unk_token": None,
+            "continuing_subword_prefix": None,
+            "end_of_word_suffix": None,
+            "fuse_unk": False,
+            "byte_fallback": False,
+            "ignore_merges": False,
+            "vocab": vocab,
+            "merges": [],
+        },
+    }
+
+
+def write(folder, name, value):
+    with open(os.path.join(folder, name), "w", encoding="utf-8") as file:
+        json.dump(value, file, indent=1)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]), sys.argv[3])

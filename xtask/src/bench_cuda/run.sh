@@ -1,0 +1,32 @@
+#!/bin/sh
+# Measures this bundle on the machine that it is on: sh run.sh [FOLDER FOR CHECKPOINTS]
+# Prints tables to standard output. Uses the python3 on the path for random checkpoints, and for mlx-lm where that is installed.
+set -u
+here=$(cd "$(dirname "$0")" && pwd)
+work=${1:-/tmp/mlxcel-bench-cuda}
+mkdir -p "$work"
+# MLX looks for NVIDIA's libraries beside its package.
+nvidia=$(python3 -c 'import nvidia; print(list(nvidia.__path__)[0])' 2>/dev/null)
+if [ -n "$nvidia" ]; then
+    ln -sfn "$nvidia" "$here/lib/mlxcel/plugins/mlxcel-backend-cuda/nvidia"
+fi
+mlxcel="$here/bin/mlxcel"
+"$mlxcel" doctor || exit 1
+for case in "llama8b 4" "llama8b 16" "smollm2 4"; do
+    # shellcheck disable=SC2086
+    set -- $case
+    python3 "$here/checkpoint.py" "$1" "$2" "$work/$1-$2" || exit 1
+done
+for case in llama8b-4 llama8b-16 smollm2-4; do
+    "$mlxcel" bench -m "$work/$case" --backend cuda -p 512,4096 -n 128 -b 1,8,32,64 -r 3
+done
+if python3 -c 'import mlx_lm' 2>/dev/null; then
+    for case in llama8b-4 llama8b-16 smollm2-4; do
+        for batch in 1 8 32; do
+            echo "mlx-lm, $case, $batch streams"
+            python3 -m mlx_lm.benchmark --model "$work/$case" -p 512 -g 128 -b "$batch" -n 3
+        done
+    done
+else
+    echo "mlx-lm is not installed here, so it was not measured"
+fi
