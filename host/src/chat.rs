@@ -9,7 +9,7 @@ use crate::engine::{
     CancelToken, EngineError, EngineFacts, EngineHandle, Event, FinishReason, GenerateRequest,
     GenerateStats, OpenedModel,
 };
-use crate::sampling::SamplingParams;
+use crate::sampling::{BreakerCache, Breakers, SamplingParams};
 use crate::template::{ChatTemplate, Limits, RenderInput, TemplateError, TemplateSet, WallClock};
 use crate::text::{
     BosRule, Boundary, DetokenizerOptions, EosSet, GgufTokenizer, Prompt, StopError, StopMatcher,
@@ -60,6 +60,8 @@ pub struct ModelText {
     pub templates: Option<TemplateSet>,
     /// Whether the prompt gets the beginning-of-sequence id that the template left out.
     bos: BosRule,
+    /// Sequence breakers as tokens, once somebody asked for them.
+    breakers: BreakerCache,
 }
 
 impl ModelText {
@@ -82,6 +84,26 @@ impl ModelText {
         self.tokenizer.encode_template(prompt, self.bos)
     }
 
+    /// Turns what sampling parameters say as text into tokens. Reads the whole vocabulary the first time.
+    pub fn resolve(&self, params: &mut SamplingParams) -> Result<(), TextError> {
+        if !params.looks_for_repetitions() || params.dry_sequence_breakers.tokens().is_some() {
+            return Ok(());
+        }
+        let breakers = &mut params.dry_sequence_breakers;
+        let tokenizer = &self.tokenizer;
+        let vocab_size = u32::try_from(tokenizer.vocab_size()).unwrap_or(u32::MAX);
+        let tokens = self.breakers.get(breakers.texts(), || {
+            Breakers::find(
+                breakers.texts(),
+                vocab_size,
+                |id| tokenizer.token_bytes(id),
+                |text| tokenizer.encode_text(text, Boundary::Bare),
+            )
+        })?;
+        breakers.resolve(tokens);
+        Ok(())
+    }
+
     fn of_directory(checkpoint: &Checkpoint) -> Result<Self, ChatError> {
         let dir = checkpoint.path();
         let tokenizer = Tokenizer::from_directory(dir)?;
@@ -92,6 +114,7 @@ impl ModelText {
             eos,
             templates,
             bos: BosRule::FromTemplate,
+            breakers: BreakerCache::default(),
         })
     }
 
@@ -114,6 +137,7 @@ impl ModelText {
             eos,
             templates,
             bos: BosRule::IfMissing,
+            breakers: BreakerCache::default(),
         })
     }
 }
@@ -185,6 +209,8 @@ pub struct ChatOptions {
     pub max_new_tokens: Option<usize>,
     /// Texts that end an answer.
     pub stops: Vec<String>,
+    /// Whether the model's own ends do not end it.
+    pub ignore_eos: bool,
     /// Template in place of the checkpoint's.
     pub template: Option<TemplateSet>,
     /// Whether the text given is a whole prompt, not a message.
@@ -220,13 +246,17 @@ impl ChatSession {
         engine: EngineHandle,
         facts: &EngineFacts,
         text: ModelText,
-        options: ChatOptions,
+        mut options: ChatOptions,
     ) -> Result<Self, ChatError> {
         let (tokenizer, model) = (text.tokenizer.vocab_size(), facts.vocab_size);
         if tokenizer > model {
             return Err(ChatError::Vocabulary { tokenizer, model });
         }
         let stops = StopMatcher::new(options.stops.iter().cloned(), StopText::Exclude)?;
+        text.resolve(&mut options.sampling)?;
+        if options.ignore_eos {
+            options.sampling.forbid(text.eos.ids());
+        }
         let template = if options.is_raw {
             None
         } else {
@@ -334,7 +364,10 @@ impl ChatSession {
             prompt,
             sampling: self.options.sampling.clone(),
             max_new_tokens: self.options.max_new_tokens,
-            eos: self.text.eos.ids().collect(),
+            eos: match self.options.ignore_eos {
+                true => Vec::new(),
+                false => self.text.eos.ids().collect(),
+            },
             ..GenerateRequest::default()
         };
         let mut is_stopped = false;

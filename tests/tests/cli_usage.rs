@@ -98,7 +98,12 @@ fn values_out_of_range_are_refused_with_the_range() {
         first_line("--repetition-penalty", "0"),
         first_line("--repeat-last-n", "-2"),
         first_line("-n", "0"),
-        first_line("--seed", "-1"),
+        first_line("--seed", "x"),
+        first_line("--dry-base", "0.5"),
+        first_line("--adaptive-decay", "nan"),
+        first_line("--mirostat", "3"),
+        first_line("--samplers", "top_k;heat"),
+        first_line("--logit-bias", "7"),
         first_line("--dtype", "f8"),
         first_line("--ctx-size", "many"),
         first_line("-c", "-1"),
@@ -112,7 +117,12 @@ fn values_out_of_range_are_refused_with_the_range() {
     error: invalid value '0' for '--repetition-penalty <R>': expected more than 0
     error: invalid value '-2' for '--repeat-last-n <N>': -2 is not in -1..=2147483647
     error: invalid value '0' for '--max-tokens <N>': expected a whole number above 0, or -1 for no limit
-    error: invalid value '-1' for '--seed <N>': invalid digit found in string
+    error: invalid value 'x' for '--seed <N>': invalid digit found in string
+    error: invalid value '0.5' for '--dry-base <X>': expected a number from 1 to 100
+    error: invalid value 'nan' for '--adaptive-decay <X>': expected a number from 0 to 0.99
+    error: invalid value '3' for '--mirostat <N>': 3 is not in 0..=2
+    error: invalid value 'top_k;heat' for '--samplers <NAME;...>': there is no sampler "heat", expected penalties (e), dry (d), top_n_sigma (s), top_k (k), typ_p (y), top_p (p), min_p (m), xtc (x), temperature (t), adaptive_p (a)
+    error: invalid value '7' for '--logit-bias <TOKEN+BIAS>': expected a token id and a number with its sign, such as 15043-1
     error: invalid value 'f8' for '--dtype <DTYPE>'
     error: invalid value 'many' for '--ctx-size <N>': expected a number of tokens; 0 is the model's own limit, there is no -1
     error: invalid value '-1' for '--ctx-size <N>': expected a number of tokens; 0 is the model's own limit, there is no -1

@@ -14,6 +14,7 @@ use crate::template::TemplateSet;
 
 use super::args::{FamilyArgs, LogArgs, PluginArgs, StoreArgs};
 use super::error::CliError;
+use super::sampling::SamplerArgs;
 
 /// Float type of activations and caches.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -84,23 +85,19 @@ pub struct GenerationArgs {
     /// Divide the logits of tokens that occurred; 1 is off
     #[arg(long, alias = "repeat-penalty", value_name = "R", default_value_t = 1.0, allow_negative_numbers = true, value_parser = positive, help_heading = "Sampling")]
     pub repetition_penalty: f32,
-    /// Subtract this from the logits of tokens that occurred, once for each time; 0 is off
-    #[arg(long, value_name = "X", default_value_t = 0.0, allow_negative_numbers = true, value_parser = number, help_heading = "Sampling")]
-    pub frequency_penalty: f32,
-    /// Subtract this from the logits of tokens that occurred; 0 is off
-    #[arg(long, value_name = "X", default_value_t = 0.0, allow_negative_numbers = true, value_parser = number, help_heading = "Sampling")]
-    pub presence_penalty: f32,
-    /// How many of the last tokens the penalties look at; 0 is none, -1 is all
-    #[arg(long, value_name = "N", default_value_t = 64, allow_negative_numbers = true, value_parser = clap::value_parser!(i32).range(-1..), help_heading = "Sampling")]
-    pub repeat_last_n: i32,
-    /// Seed of the random numbers, to get the same answer again
+    /// How many of the last tokens DRY looks at; 0 is none, -1 is all
     #[arg(
         long,
         value_name = "N",
+        default_value_t = 0,
         allow_negative_numbers = true,
+        value_parser = clap::value_parser!(i32).range(-1..),
         help_heading = "Sampling"
     )]
-    pub seed: Option<u64>,
+    pub dry_penalty_last_n: i32,
+    /// Samplers.
+    #[command(flatten, next_help_heading = "Sampling")]
+    pub samplers: SamplerArgs,
     /// End the answer before this text; may be repeated
     #[arg(long, value_name = "TEXT", help_heading = "Answer")]
     pub stop: Vec<String>,
@@ -196,18 +193,16 @@ impl GenerationArgs {
         };
         Ok(ChatOptions {
             system: self.system.clone(),
-            sampling: SamplingParams {
+            sampling: self.samplers.over(SamplingParams {
                 temperature: self.temp,
                 top_p: self.top_p,
                 top_k: self.top_k,
                 min_p: self.min_p,
                 repetition_penalty: self.repetition_penalty,
-                frequency_penalty: self.frequency_penalty,
-                presence_penalty: self.presence_penalty,
-                repeat_last_n: self.repeat_last_n,
-                seed: self.seed,
+                dry_penalty_last_n: self.dry_penalty_last_n,
                 ..SamplingParams::cli()
-            },
+            })?,
+            ignore_eos: self.samplers.ignore_eos(),
             max_new_tokens: usize::try_from(self.max_tokens).ok(),
             stops: self.stop.clone(),
             template,

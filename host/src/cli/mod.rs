@@ -26,6 +26,7 @@ mod progress;
 mod repl;
 mod rm;
 mod run;
+mod sampling;
 mod serve;
 mod session;
 mod table;

@@ -1,10 +1,21 @@
 //! The whole chain for one row of logits.
 
-use super::filter::{self, Candidate};
+use std::sync::Arc;
+
+use super::breakers::Breakers;
+use super::draw::draw;
+use super::dry::{Dry, DryScan};
+use super::feedback::Feedback;
+use super::filter;
+use super::history::{History, Window};
 use super::logprobs::{self, LogprobStage, Logprobs};
-use super::params::{ParamError, SamplingParams};
-use super::penalty::{add_bias, apply_penalties};
-use super::rng::{MAX_GUMBEL, StepNoise, random_seed};
+use super::order::SamplerKind;
+use super::params::{Mirostat, SamplingParams};
+use super::penalty::{add_bias, penalise, penalise_row};
+use super::rng::{StepNoise, random_seed};
+use super::row::Row;
+use super::select::{self, Candidate};
+use super::validate::ParamError;
 
 /// The chosen token.
 #[derive(Debug, Clone, PartialEq)]
@@ -46,147 +57,249 @@ pub enum SamplingError {
 /// Chooses the tokens of one request, one after the other.
 #[derive(Debug, Clone)]
 pub struct Sampler {
-    chain: Chain,
-    /// Ids that the penalties look at: prompt and answer, or nothing if they are off.
-    history: Vec<u32>,
+    params: SamplingParams,
+    seed: u64,
     step: u64,
+    history: History,
+    feedback: Feedback,
+    breakers: Arc<Breakers>,
+    /// Samplers of the order up to the first one that drops tokens or changes the temperature: they work on whole rows.
+    leading: usize,
+    scratch: Scratch,
+}
+
+/// Memory that is used again at every step.
+#[derive(Debug, Clone, Default)]
+struct Scratch {
+    logits: Vec<f32>,
+    list: Vec<Candidate>,
+    /// Adaptive-p: the row before it was adapted.
+    before: Vec<Candidate>,
+    dry: DryScan,
 }
 
 impl Sampler {
     /// A sampler for a request with this prompt. Without a seed in `params`, a random one is taken.
     pub fn new(params: &SamplingParams, prompt: &[u32]) -> Result<Self, SamplingError> {
-        let chain = Chain::new(params.clone(), params.seed.unwrap_or_else(random_seed))?;
-        let history = if params.looks_back() {
-            prompt.to_vec()
-        } else {
-            Vec::new()
+        // What depends on the vocabulary is checked when the first logits show its size.
+        params.validate(usize::MAX)?;
+        let counted = match params.penalises() {
+            true => Window::of(params.repeat_last_n),
+            false => Window::Nothing,
         };
+        let wanted = &params.dry_sequence_breakers;
+        let breakers = match wanted.tokens() {
+            Some(tokens) => Arc::clone(tokens),
+            None if wanted.texts().is_empty() || !params.looks_for_repetitions() => Arc::default(),
+            None => return Err(ParamError::Breakers.into()),
+        };
+        let mut history = History::new(counted, params.looks_for_repetitions());
+        history.extend(prompt);
+        let kinds = params.samplers.kinds();
+        let leading = kinds.iter().take_while(|kind| works_on_whole_rows(kind));
         Ok(Sampler {
-            chain,
-            history,
+            leading: leading.count(),
+            seed: params.seed.unwrap_or_else(random_seed),
             step: 0,
+            history,
+            feedback: Feedback::new(params),
+            breakers,
+            params: params.clone(),
+            scratch: Scratch::default(),
         })
-    }
-
-    /// Chooses the next token from the model's `logits` and remembers it.
-    pub fn sample(&mut self, logits: &[f32]) -> Result<Sample, SamplingError> {
-        let sample = self.chain.choose(logits, &self.history, self.step)?;
-        self.step += 1;
-        if self.chain.params().looks_back() {
-            self.history.push(sample.token);
-        }
-        Ok(sample)
     }
 
     /// The seed in use, which repeats the answer.
     pub fn seed(&self) -> u64 {
-        self.chain.seed
-    }
-}
-
-/// The chain as a function of logits, ids so far and step. Holds parameters and scratch memory, but no state that a
-/// result depends on.
-#[derive(Debug, Clone)]
-pub struct Chain {
-    params: SamplingParams,
-    seed: u64,
-    logits: Vec<f32>,
-    candidates: Vec<Candidate>,
-}
-
-impl Chain {
-    /// A chain with checked parameters. `seed` takes the place of the one in `params`.
-    pub fn new(params: SamplingParams, seed: u64) -> Result<Self, ParamError> {
-        // What depends on the vocabulary is checked when the first logits show its size.
-        params.validate(usize::MAX)?;
-        Ok(Chain {
-            params,
-            seed,
-            logits: Vec::new(),
-            candidates: Vec::new(),
-        })
+        self.seed
     }
 
-    /// The parameters.
-    pub fn params(&self) -> &SamplingParams {
-        &self.params
-    }
-
-    /// Chooses the token of `step` from the model's `logits`. `history` holds the ids so far, prompt first.
-    pub fn choose(
-        &mut self,
-        logits: &[f32],
-        history: &[u32],
-        step: u64,
-    ) -> Result<Sample, SamplingError> {
-        if step == 0 {
+    /// Chooses the next token from the model's `logits` and remembers it.
+    pub fn sample(&mut self, logits: &[f32]) -> Result<Sample, SamplingError> {
+        if self.step == 0 {
             self.params.validate(logits.len())?;
         }
-        if let Some((&value, token)) = logits
-            .iter()
-            .zip(0u32..)
-            .find(|(v, _)| v.is_nan() || **v == f32::INFINITY)
-        {
+        let step = self.step;
+        if let Some((token, value)) = select::not_a_number(logits) {
             return Err(SamplingError::NotANumber { step, token, value });
         }
-        self.logits.clear();
-        self.logits.extend_from_slice(logits);
-        add_bias(&mut self.logits, &self.params.logit_bias);
-        apply_penalties(&mut self.logits, history, &self.params);
-        let token = if self.params.is_greedy() {
-            self.greedy()
-        } else {
-            self.draw(step)
-        };
-        let token = token.ok_or(SamplingError::NoToken {
+        let sample = self.choose(logits).ok_or(SamplingError::NoToken {
             step,
             vocab_size: logits.len(),
         })?;
-        let logprobs = self.params.logprobs.map(|request| match request.stage {
+        self.step += 1;
+        self.history.push(sample.token);
+        Ok(sample)
+    }
+
+    /// Goes to a step.
+    #[cfg(test)]
+    pub(super) fn at(&mut self, step: u64) -> &mut Self {
+        self.step = step;
+        self
+    }
+
+    fn choose(&mut self, logits: &[f32]) -> Option<Sample> {
+        let (params, history) = (&self.params, &self.history);
+        let Scratch {
+            logits: own,
+            list,
+            before,
+            dry,
+        } = &mut self.scratch;
+        let scan = match params.dry_window() {
+            Some(window) => {
+                dry.scan(params.dry(), history.tail(window), &self.breakers);
+                Some(&*dry)
+            }
+            None => None,
+        };
+        let kinds = match params.mirostat {
+            Mirostat::Off => params.samplers.kinds(),
+            // Mirostat takes the place of every sampler but the temperature.
+            _ => &[],
+        };
+        let (leading, rest) = kinds.split_at_checked(self.leading).unwrap_or_default();
+        let changes = params.penalises() && leading.contains(&SamplerKind::Penalties)
+            || scan.is_some() && leading.contains(&SamplerKind::Dry);
+        let mut row = if changes || !params.logit_bias.is_empty() {
+            own.clear();
+            own.extend_from_slice(logits);
+            add_bias(own, &params.logit_bias);
+            for kind in leading {
+                match (kind, scan) {
+                    (SamplerKind::Penalties, _) => penalise(own, history, params),
+                    (_, Some(scan)) => scan.penalise(params.dry(), own),
+                    _ => {}
+                }
+            }
+            Row::new(own, list)
+        } else {
+            Row::new(logits, list)
+        };
+        let mut noise = StepNoise::new(self.seed, self.step);
+        let token = if params.is_greedy() && !rest.iter().any(works_on_whole_rows) {
+            row.keep_one();
+            row.list().first()?.token
+        } else {
+            for kind in rest {
+                apply(*kind, params, history, scan, &noise, &mut row);
+            }
+            let vocab_size = logits.len();
+            match params.mirostat {
+                Mirostat::Off if params.adaptive_target >= 0.0 => {
+                    draw_adaptive(&mut row, params, &mut self.feedback, &mut noise, before)?
+                }
+                Mirostat::Off => draw(&mut row, &mut noise)?,
+                _ => draw_mirostat(&mut row, params, &mut self.feedback, &mut noise, vocab_size)?,
+            }
+        };
+        let logprobs = params.logprobs.map(|request| match request.stage {
             LogprobStage::Model => logprobs::of_logits(logits, token, request.top),
             LogprobStage::Drawn => {
-                let temperature = f64::from(self.params.temperature);
-                // A greedy draw has one candidate, whatever the divisor.
-                let temperature = if self.params.is_greedy() {
-                    1.0
-                } else {
-                    temperature
-                };
-                logprobs::of_candidates(&self.candidates, temperature, token, request.top)
+                let scale = row.scale();
+                logprobs::of_candidates(row.list(), scale, token, request.top)
             }
         });
-        Ok(Sample { token, logprobs })
+        Some(Sample { token, logprobs })
     }
+}
 
-    fn greedy(&mut self) -> Option<u32> {
-        self.candidates.clear();
-        let mut best: Option<Candidate> = None;
-        for (&logit, token) in self.logits.iter().zip(0u32..) {
-            if logit > best.map_or(f32::NEG_INFINITY, |best| best.logit) {
-                best = Some(Candidate { token, logit });
+fn works_on_whole_rows(kind: &SamplerKind) -> bool {
+    matches!(kind, SamplerKind::Penalties | SamplerKind::Dry)
+}
+
+/// One sampler of the order.
+fn apply(
+    kind: SamplerKind,
+    params: &SamplingParams,
+    history: &History,
+    scan: Option<&DryScan>,
+    noise: &StepNoise,
+    row: &mut Row<'_>,
+) {
+    let min_keep = params.min_keep.max(1);
+    let wide = |number: f32| f64::from(number);
+    match kind {
+        SamplerKind::Penalties if params.penalises() => penalise_row(row, history, params),
+        SamplerKind::Dry => {
+            if let Some(scan) = scan {
+                scan.penalise_row(params.dry(), row);
             }
         }
-        self.candidates.extend(best);
-        best.map(|best| best.token)
+        SamplerKind::TopNSigma => filter::top_n_sigma(row, params.top_n_sigma, min_keep),
+        SamplerKind::TopK => filter::top_k(row, params.top_k as usize, min_keep),
+        SamplerKind::TypicalP => filter::typical(row, wide(params.typical_p), min_keep),
+        SamplerKind::TopP => filter::top_p(row, wide(params.top_p), min_keep),
+        SamplerKind::MinP => filter::min_p(row, wide(params.min_p), min_keep),
+        SamplerKind::Xtc if params.xtc_probability > 0.0 => filter::xtc(
+            row,
+            wide(params.xtc_probability),
+            wide(params.xtc_threshold),
+            min_keep,
+            noise.chance(),
+        ),
+        SamplerKind::Temperature => filter::temperature(
+            row,
+            wide(params.temperature),
+            wide(params.dynatemp_range),
+            wide(params.dynatemp_exponent),
+        ),
+        SamplerKind::Penalties | SamplerKind::Xtc | SamplerKind::AdaptiveP => {}
+    }
+}
+
+fn draw_mirostat(
+    row: &mut Row<'_>,
+    params: &SamplingParams,
+    feedback: &mut Feedback,
+    noise: &mut StepNoise,
+    vocab_size: usize,
+) -> Option<u32> {
+    filter::temperature(row, f64::from(params.temperature), 0.0, 1.0);
+    match params.mirostat {
+        Mirostat::V1 => filter::mirostat(row, feedback.mu, vocab_size),
+        _ => filter::mirostat_v2(row, feedback.mu),
+    }
+    let softmax = row.softmax();
+    let token = draw(row, noise)?;
+    feedback.surprised(softmax.p(logit_of(row.list(), token)?), params);
+    Some(token)
+}
+
+fn draw_adaptive(
+    row: &mut Row<'_>,
+    params: &SamplingParams,
+    feedback: &mut Feedback,
+    noise: &mut StepNoise,
+    before: &mut Vec<Candidate>,
+) -> Option<u32> {
+    before.clone_from(row.list());
+    let softmax = feedback.adapt(row, f64::from(params.adaptive_target));
+    let token = draw(row, noise)?;
+    let p = softmax.p(logit_of(before, token)?);
+    feedback.adapted(p, f64::from(params.adaptive_decay));
+    Some(token)
+}
+
+fn logit_of(list: &[Candidate], token: u32) -> Option<f32> {
+    let found = list.iter().find(|candidate| candidate.token == token);
+    found.map(|candidate| candidate.logit)
+}
+
+impl SamplingParams {
+    /// The numbers of DRY.
+    fn dry(&self) -> Dry {
+        Dry {
+            multiplier: self.dry_multiplier,
+            base: self.dry_base,
+            allowed_length: self.dry_allowed_length as usize,
+        }
     }
 
-    fn draw(&mut self, step: u64) -> Option<u32> {
-        filter::candidates(&self.logits, &self.params, &mut self.candidates);
-        let noise = StepNoise::new(self.seed, step);
-        let temperature = f64::from(self.params.temperature);
-        let mut best: Option<(f64, u32)> = None;
-        for candidate in &self.candidates {
-            let scaled = f64::from(candidate.logit) / temperature;
-            let (score, token) = best.unwrap_or((f64::NEG_INFINITY, u32::MAX));
-            // No noise could lift this token over the best one.
-            if scaled + MAX_GUMBEL < score {
-                continue;
-            }
-            let noisy = scaled + noise.gumbel(candidate.token);
-            if noisy > score || (noisy == score && candidate.token < token) {
-                best = Some((noisy, candidate.token));
-            }
-        }
-        best.map(|(_, token)| token)
+    /// How far DRY looks back; none when it is off.
+    fn dry_window(&self) -> Option<Window> {
+        self.looks_for_repetitions()
+            .then(|| Window::of(self.dry_penalty_last_n))
     }
 }

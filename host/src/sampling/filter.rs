@@ -1,164 +1,153 @@
-//! Filters: which tokens may be drawn. All look at the distribution without temperature.
+//! Filters: which tokens may be drawn. Each looks at what the one before left.
 
-use std::cmp::Ordering;
-
-use super::params::SamplingParams;
-
-/// A token that may be drawn.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub(super) struct Candidate {
-    pub(super) token: u32,
-    pub(super) logit: f32,
-}
-
-/// Likelier first, lower id first among equals.
-fn by_rank(a: &Candidate, b: &Candidate) -> Ordering {
-    b.logit.total_cmp(&a.logit).then(a.token.cmp(&b.token))
-}
-
-/// Fills `out` with the tokens that all filters leave. `logits` holds no NaN and no +infinity.
-pub(super) fn candidates(logits: &[f32], params: &SamplingParams, out: &mut Vec<Candidate>) {
-    out.clear();
-    let alive = logits
-        .iter()
-        .zip(0u32..)
-        .filter(|(logit, _)| **logit > f32::NEG_INFINITY);
-    out.extend(alive.map(|(&logit, token)| Candidate { token, logit }));
-    let min_keep = params.min_keep.max(1);
-    top_n_sigma(out, params.top_n_sigma, min_keep);
-    top_k(out, params.top_k as usize, min_keep);
-    typical(out, f64::from(params.typical_p), min_keep);
-    top_p(out, f64::from(params.top_p), min_keep);
-    min_p(out, f64::from(params.min_p), min_keep);
-}
-
-/// Keeps the `count` best, best first.
-fn keep_best(list: &mut Vec<Candidate>, count: usize) {
-    if count == 0 || count >= list.len() {
-        list.sort_unstable_by(by_rank);
-        return;
-    }
-    list.select_nth_unstable_by(count - 1, by_rank);
-    list.truncate(count);
-    list.sort_unstable_by(by_rank);
-}
-
-/// Keeps what satisfies `keep`, and the best others if that is fewer than `min_keep`.
-fn keep_where(list: &mut Vec<Candidate>, min_keep: usize, keep: impl Fn(&Candidate) -> bool) {
-    let count = list.iter().filter(|candidate| keep(candidate)).count();
-    if count >= min_keep {
-        list.retain(keep);
-    } else {
-        keep_best(list, min_keep);
-    }
-}
-
-fn max_logit(list: &[Candidate]) -> f64 {
-    list.iter()
-        .map(|candidate| f64::from(candidate.logit))
-        .fold(f64::NEG_INFINITY, f64::max)
-}
+use super::row::Row;
+use super::select::{Candidate, by_rank, keep_head};
 
 /// Tang et al., "Top-nsigma: not all logits are you need", 2024.
-fn top_n_sigma(list: &mut Vec<Candidate>, sigmas: f32, min_keep: usize) {
-    if sigmas <= 0.0 || list.len() < 2 {
+pub(super) fn top_n_sigma(row: &mut Row<'_>, sigmas: f32, min_keep: usize) {
+    if sigmas <= 0.0 {
         return;
     }
-    let count = list.len() as f64;
-    let mean = list
-        .iter()
-        .map(|candidate| f64::from(candidate.logit))
-        .sum::<f64>()
-        / count;
-    let variance = list
-        .iter()
-        .map(|candidate| (f64::from(candidate.logit) - mean).powi(2))
-        .sum::<f64>()
-        / count;
-    let threshold = max_logit(list) - f64::from(sigmas) * variance.sqrt();
-    keep_where(list, min_keep, |candidate| {
-        f64::from(candidate.logit) >= threshold
+    // Both sides of the comparison grow with the temperature, so it plays no part.
+    let (mut count, mut sum) = (0u64, 0.0);
+    row.each(|logit| {
+        count += 1;
+        sum += f64::from(logit);
     });
+    if count < 2 {
+        return;
+    }
+    let mean = sum / count as f64;
+    let mut squares = 0.0;
+    row.each(|logit| squares += (f64::from(logit) - mean).powi(2));
+    let deviation = (squares / count as f64).sqrt();
+    row.keep_from(row.max() - f64::from(sigmas) * deviation, min_keep);
 }
 
-fn top_k(list: &mut Vec<Candidate>, count: usize, min_keep: usize) {
-    if count > 0 && count < list.len() {
-        keep_best(list, count.max(min_keep));
+/// The likeliest tokens by number.
+pub(super) fn top_k(row: &mut Row<'_>, count: usize, min_keep: usize) {
+    if count > 0 {
+        row.keep_best(count.max(min_keep));
     }
 }
 
 /// Meister et al., "Locally typical sampling", 2022.
-fn typical(list: &mut Vec<Candidate>, mass: f64, min_keep: usize) {
-    if mass >= 1.0 || list.len() < 2 {
+pub(super) fn typical(row: &mut Row<'_>, mass: f64, min_keep: usize) {
+    if mass >= 1.0 {
         return;
     }
-    let max = max_logit(list);
-    let total: f64 = list
-        .iter()
-        .map(|candidate| (f64::from(candidate.logit) - max).exp())
-        .sum();
-    let log_p = |candidate: &Candidate| f64::from(candidate.logit) - max - total.ln();
-    let entropy: f64 = list
-        .iter()
-        .map(|candidate| -log_p(candidate).exp() * log_p(candidate))
-        .sum();
-    let distance = |candidate: &Candidate| (-log_p(candidate) - entropy).abs();
-    list.sort_by(|a, b| distance(a).total_cmp(&distance(b)).then(by_rank(a, b)));
-    let mut sum = 0.0;
-    let mut kept = 0;
-    for candidate in list.iter() {
-        kept += 1;
-        sum += log_p(candidate).exp();
-        if sum > mass && kept >= min_keep {
-            break;
-        }
-    }
-    list.truncate(kept);
+    let softmax = row.softmax();
+    // The logit of the expected surprise.
+    let center = softmax.logit_of(-softmax.entropy(row));
+    let scale = row.scale();
+    keep_head(
+        row.list(),
+        min_keep,
+        |candidate| ((f64::from(candidate.logit) - center).abs() * scale) as f32,
+        |candidate| softmax.weight(candidate.logit),
+        |sum| sum > mass * softmax.total,
+    );
 }
 
 /// Holtzman et al., "The curious case of neural text degeneration", 2019: the smallest set of the likeliest tokens
 /// whose probability reaches `mass`.
-fn top_p(list: &mut Vec<Candidate>, mass: f64, min_keep: usize) {
-    if mass >= 1.0 || list.len() < 2 {
+pub(super) fn top_p(row: &mut Row<'_>, mass: f64, min_keep: usize) {
+    if mass >= 1.0 {
         return;
     }
-    let max = max_logit(list);
-    let weight = |candidate: &Candidate| (f64::from(candidate.logit) - max).exp();
-    let wanted = mass * list.iter().map(weight).sum::<f64>();
-    // The set is nearly always small, so growing heads of the list are sorted instead of the whole vocabulary.
-    let mut sorted = 0;
-    let mut sum = 0.0;
-    let mut kept = 0;
-    while kept < list.len() {
-        if kept == sorted {
-            let head = (sorted * 8).max(128).min(list.len());
-            let rest = list.get_mut(sorted..).unwrap_or_default();
-            if head < sorted + rest.len() {
-                rest.select_nth_unstable_by(head - sorted, by_rank);
-            }
-            list.get_mut(sorted..head)
-                .unwrap_or_default()
-                .sort_unstable_by(by_rank);
-            sorted = head;
-        }
-        sum += list.get(kept).map_or(0.0, weight);
-        kept += 1;
-        if sum >= wanted && kept >= min_keep {
-            break;
-        }
-    }
-    list.truncate(kept);
+    let (softmax, scale) = (row.softmax(), row.scale() as f32);
+    let max = row.max() as f32;
+    keep_head(
+        row.list(),
+        min_keep,
+        |candidate| (max - candidate.logit) * scale,
+        |candidate| softmax.weight(candidate.logit),
+        |sum| sum >= mass * softmax.total,
+    );
 }
 
 /// Nguyen et al., "Turning up the heat: min-p sampling", 2024.
-fn min_p(list: &mut Vec<Candidate>, ratio: f64, min_keep: usize) {
-    if ratio <= 0.0 || list.len() < 2 {
+pub(super) fn min_p(row: &mut Row<'_>, ratio: f64, min_keep: usize) {
+    if ratio > 0.0 {
+        row.keep_from(row.max() + ratio.ln() / row.scale(), min_keep);
+    }
+}
+
+/// p-e-w, "Exclude top choices", 2024: of the tokens that have at least the probability `threshold`, all but the least
+/// likely go. `chance` is the random number of the step that says whether it happens at all.
+pub(super) fn xtc(
+    row: &mut Row<'_>,
+    probability: f64,
+    threshold: f64,
+    min_keep: usize,
+    chance: f64,
+) {
+    if probability <= 0.0 || chance > probability || row.list().len() < 2 {
         return;
     }
-    let threshold = max_logit(list) + ratio.ln();
-    keep_where(list, min_keep, |candidate| {
-        f64::from(candidate.logit) >= threshold
-    });
+    let floor = row.softmax().logit_of(threshold.ln());
+    let list = row.list();
+    let is_good = |candidate: &Candidate| f64::from(candidate.logit) >= floor;
+    let good = list.iter().filter(|candidate| is_good(candidate)).count();
+    let Some(last) = list.iter().copied().filter(is_good).max_by(by_rank) else {
+        return;
+    };
+    if good > 1 && list.len() + 1 - good >= min_keep {
+        list.retain(|candidate| !is_good(candidate) || candidate.token == last.token);
+    }
+}
+
+/// Temperature: fixed, or between `temperature - range` and `temperature + range` by how even the distribution is, the
+/// share of the largest possible entropy raised to `exponent`. At zero the best token alone is left.
+pub(super) fn temperature(row: &mut Row<'_>, temperature: f64, range: f64, exponent: f64) {
+    let mut chosen = temperature;
+    if range > 0.0 {
+        let count = row.list().len();
+        if count < 2 {
+            return;
+        }
+        let softmax = row.softmax();
+        let evenness = (softmax.entropy(row) / (count as f64).ln()).clamp(0.0, 1.0);
+        let least = (temperature - range).max(0.0);
+        chosen = least + (temperature + range - least) * evenness.powf(exponent);
+    }
+    // What is next to nothing would take the logits out of what a float can hold.
+    if chosen < f64::from(f32::MIN_POSITIVE) {
+        row.keep_one();
+    } else {
+        row.temper(chosen);
+    }
+}
+
+/// Basu et al., "Mirostat", 2021: as many tokens as a Zipf distribution fitted to the likeliest ones needs for a
+/// surprise of `mu`.
+pub(super) fn mirostat(row: &mut Row<'_>, mu: f64, vocab_size: usize) {
+    /// How many of the likeliest tokens the exponent is fitted to, as in the authors' program.
+    const FITTED: usize = 100;
+    let softmax = row.softmax();
+    let head = row.head(FITTED);
+    if head.len() < 2 {
+        return;
+    }
+    let (mut products, mut squares) = (0.0, 0.0);
+    for (at, pair) in (1u32..).zip(head.windows(2)) {
+        let [better, worse] = pair else { continue };
+        let rank_ratio = (f64::from(at + 1) / f64::from(at)).ln();
+        products += rank_ratio * (softmax.log_p(better.logit) - softmax.log_p(worse.logit));
+        squares += rank_ratio * rank_ratio;
+    }
+    let exponent = products / squares;
+    let excess = exponent - 1.0;
+    let count =
+        (excess * mu.exp2() / (1.0 - (vocab_size as f64).powf(-excess))).powf(1.0 / exponent);
+    // The cast sends NaN to zero and stops at the ends of the range.
+    row.keep_best((count as usize).max(1));
+}
+
+/// The same paper's second algorithm: the tokens whose surprise is at most `mu`, at least one.
+pub(super) fn mirostat_v2(row: &mut Row<'_>, mu: f64) {
+    let softmax = row.softmax();
+    row.keep_from(softmax.logit_of(-mu * std::f64::consts::LN_2), 1);
 }
 
 #[cfg(test)]
@@ -166,11 +155,12 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn kept(probabilities: &[f64], params: SamplingParams) -> Vec<u32> {
+    fn kept(probabilities: &[f64], filter: impl FnOnce(&mut Row<'_>)) -> Vec<u32> {
         let logits: Vec<f32> = probabilities.iter().map(|p| p.ln() as f32).collect();
-        let mut out = Vec::new();
-        candidates(&logits, &params, &mut out);
-        let mut tokens: Vec<u32> = out.iter().map(|candidate| candidate.token).collect();
+        let mut list = Vec::new();
+        let mut row = Row::new(&logits, &mut list);
+        filter(&mut row);
+        let mut tokens: Vec<u32> = row.list().iter().map(|c| c.token).collect();
         tokens.sort_unstable();
         tokens
     }
@@ -179,161 +169,128 @@ mod tests {
 
     #[test]
     fn each_filter_alone() {
-        let off = SamplingParams::cli;
-        assert_eq!(kept(&P, off()), [0, 1, 2, 3, 4]);
-        assert_eq!(kept(&P, SamplingParams { top_k: 2, ..off() }), [1, 3]);
-        assert_eq!(
-            kept(
-                &P,
-                SamplingParams {
-                    top_p: 0.69,
-                    ..off()
-                }
-            ),
-            [1, 3]
-        );
-        assert_eq!(
-            kept(
-                &P,
-                SamplingParams {
-                    top_p: 0.71,
-                    ..off()
-                }
-            ),
-            [1, 3, 4]
-        );
-        assert_eq!(
-            kept(
-                &P,
-                SamplingParams {
-                    top_p: 0.0,
-                    ..off()
-                }
-            ),
-            [1]
-        );
-        assert_eq!(
-            kept(
-                &P,
-                SamplingParams {
-                    min_p: 0.26,
-                    ..off()
-                }
-            ),
-            [1, 3, 4]
-        );
-        assert_eq!(
-            kept(
-                &P,
-                SamplingParams {
-                    min_p: 1.0,
-                    ..off()
-                }
-            ),
-            [1]
-        );
+        assert_eq!(kept(&P, |_| ()), [0, 1, 2, 3, 4]);
+        assert_eq!(kept(&P, |row| top_k(row, 0, 1)), [0, 1, 2, 3, 4]);
+        assert_eq!(kept(&P, |row| top_k(row, 2, 1)), [1, 3]);
+        assert_eq!(kept(&P, |row| top_p(row, 0.69, 1)), [1, 3]);
+        assert_eq!(kept(&P, |row| top_p(row, 0.71, 1)), [1, 3, 4]);
+        assert_eq!(kept(&P, |row| top_p(row, 0.0, 1)), [1]);
+        assert_eq!(kept(&P, |row| min_p(row, 0.26, 1)), [1, 3, 4]);
+        assert_eq!(kept(&P, |row| min_p(row, 1.0, 1)), [1]);
         // Entropy 1.39: surprises are 2.3, 0.92, 3.0, 1.2, 1.9, so 3, 1 and then 4 are the most typical.
-        assert_eq!(
-            kept(
-                &P,
-                SamplingParams {
-                    typical_p: 0.25,
-                    ..off()
-                }
-            ),
-            [3]
-        );
-        assert_eq!(
-            kept(
-                &P,
-                SamplingParams {
-                    typical_p: 0.75,
-                    ..off()
-                }
-            ),
-            [1, 3, 4]
-        );
+        assert_eq!(kept(&P, |row| typical(row, 0.25, 1)), [3]);
+        assert_eq!(kept(&P, |row| typical(row, 0.75, 1)), [1, 3, 4]);
         // Standard deviation of the logits 0.72: 0.3 is 0.29 below the best, 0.15 is 0.98.
+        assert_eq!(kept(&P, |row| top_n_sigma(row, 1.0, 1)), [1, 3]);
+    }
+
+    #[test]
+    fn xtc_leaves_the_least_likely_of_the_good() {
+        let run = |probability, threshold, min_keep, chance| {
+            kept(&P, |row| xtc(row, probability, threshold, min_keep, chance))
+        };
+        assert_eq!(run(0.5, 0.12, 1, 0.4), [0, 2, 4]);
+        assert_eq!(run(0.5, 0.12, 1, 0.6), [0, 1, 2, 3, 4]);
+        assert_eq!(run(0.0, 0.12, 1, 0.0), [0, 1, 2, 3, 4]);
+        assert_eq!(run(1.0, 0.35, 1, 0.9), [0, 1, 2, 3, 4]);
+        assert_eq!(run(1.0, 0.0, 1, 0.9), [2]);
+        assert_eq!(run(1.0, 0.12, 4, 0.9), [0, 1, 2, 3, 4]);
+    }
+
+    #[test]
+    fn temperature_moves_with_the_entropy() {
+        let scale = |probabilities: &[f64], t, range, exponent| {
+            let logits: Vec<f32> = probabilities.iter().map(|p| p.ln() as f32).collect();
+            let mut list = Vec::new();
+            let mut row = Row::new(&logits, &mut list);
+            temperature(&mut row, t, range, exponent);
+            (row.scale(), row.list().len())
+        };
+        assert_eq!(scale(&P, 0.5, 0.0, 1.0), (2.0, 5));
+        assert_eq!(scale(&P, 0.0, 0.0, 1.0), (1.0, 1));
+        // An even distribution has the highest temperature.
+        let (even, _) = scale(&[0.25; 4], 1.0, 0.5, 1.0);
+        assert!((even - 1.0 / 1.5).abs() < 1e-6, "{even}");
+        // One token has all the probability: 1 - 0.5, and at range 1 nothing.
+        let (sure, _) = scale(&[1.0, 1e-30], 1.0, 0.5, 1.0);
+        assert!((sure - 2.0).abs() < 1e-6, "{sure}");
+        assert_eq!(scale(&[1.0, 1e-300], 1.0, 1.0, 1.0).1, 1);
+        // Entropy 1.393 of ln 5: 0.6 + 0.8 x 0.8656^2.
+        let (square, _) = scale(&P, 1.0, 0.4, 2.0);
+        assert!((1.0 / square - 1.1995).abs() < 1e-3, "{square}");
+    }
+
+    #[test]
+    fn mirostat_keeps_fewer_tokens_for_less_surprise() {
+        let p: Vec<f64> = (1..200)
+            .map(|rank| 1.0 / f64::from(rank).powf(1.3))
+            .collect();
+        let count = |mu| kept(&p, |row| mirostat(row, mu, p.len())).len();
+        assert_eq!(count(-50.0), 1);
+        assert!(count(2.0) < count(5.0) && count(5.0) < count(8.0));
+        let count = |mu| kept(&P, |row| mirostat_v2(row, mu)).len();
+        // Surprises in bits: 3.3, 1.32, 4.3, 1.74, 2.7.
         assert_eq!(
-            kept(
-                &P,
-                SamplingParams {
-                    top_n_sigma: 1.0,
-                    ..off()
-                }
-            ),
-            [1, 3]
+            [count(0.1), count(1.5), count(2.8), count(9.0)],
+            [1, 1, 3, 5]
         );
+        assert_eq!(kept(&[0.25; 4], |row| mirostat(row, 3.0, 4)).len(), 4);
     }
 
     #[test]
     fn filters_see_what_the_one_before_left() {
         // Of the two that top-k leaves, the first has 0.57 of the probability.
-        let params = SamplingParams {
-            top_k: 2,
-            top_p: 0.56,
-            ..SamplingParams::cli()
+        let run = |row: &mut Row<'_>| {
+            top_k(row, 2, 1);
+            top_p(row, 0.56, 1);
         };
-        assert_eq!(kept(&P, params), [1]);
-    }
-
-    #[test]
-    fn min_keep_is_kept() {
-        let params = SamplingParams {
-            top_k: 1,
-            top_p: 0.0,
-            min_p: 1.0,
-            typical_p: 0.0,
-            top_n_sigma: 0.01,
-            min_keep: 3,
-            ..SamplingParams::cli()
+        assert_eq!(kept(&P, run), [1]);
+        // At temperature 3 the five have 0.16, 0.26, 0.13, 0.24 and 0.19.
+        let run = |row: &mut Row<'_>| {
+            temperature(row, 3.0, 0.0, 1.0);
+            top_p(row, 0.56, 1);
         };
-        assert_eq!(kept(&P, params).len(), 3);
+        assert_eq!(kept(&P, run), [1, 3, 4]);
+        let run = |row: &mut Row<'_>| {
+            temperature(row, 3.0, 0.0, 1.0);
+            min_p(row, 0.6, 1);
+        };
+        assert_eq!(kept(&P, run), [0, 1, 3, 4]);
     }
 
     #[test]
     fn equal_logits_are_kept_by_lowest_id() {
-        assert_eq!(
-            kept(
-                &[0.25; 4],
-                SamplingParams {
-                    top_k: 2,
-                    ..SamplingParams::cli()
-                }
-            ),
-            [0, 1]
-        );
-        assert_eq!(
-            kept(
-                &[0.25; 4],
-                SamplingParams {
-                    top_p: 0.5,
-                    ..SamplingParams::cli()
-                }
-            ),
-            [0, 1]
-        );
+        assert_eq!(kept(&[0.25; 4], |row| top_k(row, 2, 1)), [0, 1]);
+        assert_eq!(kept(&[0.25; 4], |row| top_p(row, 0.5, 1)), [0, 1]);
+        assert_eq!(kept(&[0.25; 4], |row| xtc(row, 1.0, 0.2, 1, 0.0)), [3]);
     }
 
     proptest! {
         #[test]
-        fn top_p_equals_a_full_sort(logits in prop::collection::vec(-8.0f32..8.0, 1..2000), mass in 0.0f64..1.0) {
-            let mut fast: Vec<Candidate> = logits.iter().zip(0..).map(|(&logit, token)| Candidate { token, logit }).collect();
-            let mut slow = fast.clone();
-            slow.sort_by(by_rank);
-            let weights: Vec<f64> = slow.iter().map(|c| (f64::from(c.logit) - f64::from(slow[0].logit)).exp()).collect();
-            let wanted = mass * fast.iter().map(|c| (f64::from(c.logit) - f64::from(slow[0].logit)).exp()).sum::<f64>();
-            let mut sum = 0.0;
-            let mut count = 0;
-            for weight in weights {
-                sum += weight;
-                count += 1;
-                if sum >= wanted {
-                    break;
-                }
+        fn no_filter_leaves_nothing_or_less_than_it_has_to(
+            logits in prop::collection::vec(-300.0f32..300.0, 1..400), min_keep in 1usize..10, which in 0usize..9,
+            x in 0.0f64..=1.0, y in 0.0f64..=1.0, heat in 0.01f64..10.0,
+        ) {
+            let mut list = Vec::new();
+            let mut row = Row::new(&logits, &mut list);
+            row.temper(heat);
+            match which {
+                0 => top_k(&mut row, (x * 20.0) as usize, min_keep),
+                1 => top_p(&mut row, x, min_keep),
+                2 => min_p(&mut row, x, min_keep),
+                3 => typical(&mut row, x, min_keep),
+                4 => top_n_sigma(&mut row, (x * 3.0) as f32, min_keep),
+                5 => xtc(&mut row, 1.0, x, min_keep, y),
+                6 => mirostat(&mut row, x * 30.0 - 10.0, logits.len()),
+                7 => mirostat_v2(&mut row, x * 30.0 - 10.0),
+                _ => temperature(&mut row, x, y, 1.0),
             }
-            top_p(&mut fast, mass, 1);
-            prop_assert_eq!(fast, slow[..count].to_vec());
+            let least = if which < 6 { min_keep.min(logits.len()) } else { 1 };
+            prop_assert!(row.list().len() >= least, "{} left", row.list().len());
+            let softmax = row.softmax();
+            let mut sum = 0.0;
+            row.each(|logit| sum += softmax.p(logit));
+            prop_assert!((sum - 1.0).abs() < 1e-5, "{}", sum);
         }
     }
 }

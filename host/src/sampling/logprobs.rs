@@ -1,6 +1,7 @@
 //! Log probabilities of the drawn token and its alternatives.
 
-use super::filter::Candidate;
+use super::row::Row;
+use super::select::{self, Candidate, by_rank, keep_best};
 
 /// Which distribution is reported.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -32,72 +33,51 @@ pub struct Logprobs {
 
 /// Of the model's distribution.
 pub(super) fn of_logits(logits: &[f32], token: u32, top: usize) -> Logprobs {
-    let max = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-    let total: f64 = logits
-        .iter()
-        .map(|&logit| f64::from(logit - max).exp())
-        .sum();
-    let log_total = f64::from(max) + total.ln();
-    let logprob = |logit: f32| (f64::from(logit) - log_total) as f32;
-    let mut list: Vec<(u32, f32)> = logits
-        .iter()
-        .zip(0u32..)
-        .map(|(&logit, id)| (id, logit))
-        .collect();
-    best(&mut list, top);
+    let mut list = Vec::new();
+    let softmax = Row::new(logits, &mut list).softmax();
+    let logprob = |logit: f32| softmax.log_p(logit) as f32;
+    select::best_of(logits, top, &mut list);
+    list.sort_unstable_by(by_rank);
+    let best = list.iter().map(|best| (best.token, logprob(best.logit)));
+    let mut best: Vec<(u32, f32)> = best.collect();
+    // Where more are wanted than can be drawn, the impossible ones follow.
+    let missing = top.saturating_sub(best.len());
+    let impossible = (0u32..)
+        .zip(logits)
+        .filter(|(_, logit)| **logit == f32::NEG_INFINITY);
+    best.extend(
+        impossible
+            .take(missing)
+            .map(|(id, _)| (id, f32::NEG_INFINITY)),
+    );
+    let drawn = logits.get(token as usize).copied();
     Logprobs {
-        token: logits
-            .get(token as usize)
-            .map_or(f32::NEG_INFINITY, |&logit| logprob(logit)),
-        top: list
-            .into_iter()
-            .map(|(id, logit)| (id, logprob(logit)))
+        token: logprob(drawn.unwrap_or(f32::NEG_INFINITY)),
+        top: best,
+    }
+}
+
+/// Of the candidates, whose probabilities are those of `logit * scale`.
+pub(super) fn of_candidates(list: &[Candidate], scale: f64, token: u32, top: usize) -> Logprobs {
+    let scaled = |candidate: &Candidate| f64::from(candidate.logit) * scale;
+    let max = list.iter().map(scaled).fold(f64::NEG_INFINITY, f64::max);
+    let total: f64 = list
+        .iter()
+        .map(|candidate| (scaled(candidate) - max).exp())
+        .sum();
+    let logprob = |candidate: &Candidate| (scaled(candidate) - max - total.ln()) as f32;
+    let drawn = list.iter().find(|candidate| candidate.token == token);
+    let mut best = Vec::new();
+    if top > 0 {
+        best.extend_from_slice(list);
+        keep_best(&mut best, top);
+        best.sort_unstable_by(by_rank);
+    }
+    Logprobs {
+        token: drawn.map_or(f32::NEG_INFINITY, logprob),
+        top: best
+            .iter()
+            .map(|best| (best.token, logprob(best)))
             .collect(),
     }
-}
-
-/// Of the candidates at `temperature`.
-pub(super) fn of_candidates(
-    candidates: &[Candidate],
-    temperature: f64,
-    token: u32,
-    top: usize,
-) -> Logprobs {
-    let scaled = |candidate: &Candidate| f64::from(candidate.logit) / temperature;
-    let max = candidates
-        .iter()
-        .map(scaled)
-        .fold(f64::NEG_INFINITY, f64::max);
-    let log_total = max
-        + candidates
-            .iter()
-            .map(|candidate| (scaled(candidate) - max).exp())
-            .sum::<f64>()
-            .ln();
-    let logprob = |candidate: &Candidate| (scaled(candidate) - log_total) as f32;
-    let drawn = candidates
-        .iter()
-        .find(|candidate| candidate.token == token)
-        .map_or(f32::NEG_INFINITY, logprob);
-    let mut list: Vec<(u32, f32)> = candidates
-        .iter()
-        .map(|candidate| (candidate.token, logprob(candidate)))
-        .collect();
-    best(&mut list, top);
-    Logprobs {
-        token: drawn,
-        top: list,
-    }
-}
-
-/// Keeps the `count` largest, largest first.
-fn best(list: &mut Vec<(u32, f32)>, count: usize) {
-    let order = |a: &(u32, f32), b: &(u32, f32)| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0));
-    if count == 0 {
-        list.clear();
-    } else if count < list.len() {
-        list.select_nth_unstable_by(count - 1, order);
-        list.truncate(count);
-    }
-    list.sort_unstable_by(order);
 }

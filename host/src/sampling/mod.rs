@@ -1,32 +1,50 @@
 //! From logits to the next token.
 //!
-//! Everything here is a function of its arguments: the parameters, the logits of one row, the ids so far and the step.
-//! [`Chain`] keeps no state between steps, so a result never depends on what else runs in the batch, and each stage can
-//! be moved to the device without changing what it computes. [`Sampler`] adds the ids so far and the step. This module must not know about requests, models or tensors.
+//! A [`Sampler`] is a function of the parameters, the logits of one row, the ids so far and the step. What it remembers
+//! (ids, and what mirostat and adaptive-p have learnt) is of its own request, so a result never depends on what else runs
+//! in the batch. This module must not know about requests, models, tokenizers or tensors.
 //!
 //! # Order
 //!
 //! 1. `logit_bias` is added.
-//! 2. Penalties: repetition, then frequency and presence, over the last `repeat_last_n` ids.
-//! 3. Temperature 0: the largest logit wins, the lowest id among equals; nothing below applies.
-//! 4. `top_n_sigma`, `top_k`, `typical_p`, `top_p`, `min_p`, each on what the one before left, all on the distribution
-//!    *without* temperature, as in llama.cpp's default order.
-//! 5. Temperature, and a draw by the Gumbel-max trick: the token with the largest `logit / temperature + noise`, where
-//!    the noise of a token is a function of seed, step and token id alone (see `rng`).
+//! 2. The samplers of [`SamplingParams::samplers`] in their order, each on what the one before left. By default, as in
+//!    llama.cpp: penalties (repetition, then frequency and presence), DRY, top-n-sigma, top-k, typical-p, top-p, min-p,
+//!    XTC, temperature. All filters therefore look at the distribution *without* temperature.
+//! 3. Temperature 0 leaves the largest logit, the lowest id among equals.
+//! 4. The draw, by the Gumbel-max trick: the token with the largest `logit / temperature + noise`, where the noise of a
+//!    token is a function of seed, step and token id alone (see `rng`). With `adaptive_target` from 0 on, adaptive-p
+//!    bends the distribution towards that probability first.
+//!
+//! Mirostat takes the place of all samplers but the temperature: bias, temperature, mirostat, draw.
 //!
 //! NaN and +infinity in the model's logits are an error that names the step. -infinity is a token that cannot be drawn.
 
+mod breakers;
 mod chain;
+mod draw;
+mod dry;
+mod exp;
+mod feedback;
 mod filter;
+mod history;
 mod logprobs;
+mod order;
 mod params;
 mod penalty;
 mod rng;
+mod row;
+mod select;
+mod validate;
 
-pub use chain::{Chain, Sample, Sampler, SamplingError};
+pub use breakers::{BreakerCache, BreakerError, Breakers, SequenceBreakers};
+pub use chain::{Sample, Sampler, SamplingError};
 pub use logprobs::{LogprobStage, Logprobs, LogprobsRequest};
-pub use params::{LogitBias, ParamError, SamplingParams};
+pub use order::{OrderError, SamplerKind, SamplerOrder};
+pub use params::{LogitBias, Mirostat, SamplingParams};
 pub use rng::random_seed;
+pub use validate::ParamError;
 
+#[cfg(test)]
+mod golden_tests;
 #[cfg(test)]
 mod tests;

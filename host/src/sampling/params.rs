@@ -1,6 +1,8 @@
 //! Sampling parameters, their ranges and the two sets of defaults.
 
+use super::breakers::SequenceBreakers;
 use super::logprobs::LogprobsRequest;
+use super::order::{SamplerKind, SamplerOrder};
 
 /// A number added to the logit of one token. -infinity forbids the token.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -11,11 +13,48 @@ pub struct LogitBias {
     pub bias: f32,
 }
 
+/// Which of the mirostat algorithms chooses, if any. It takes the place of every sampler but the temperature.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Mirostat {
+    /// None.
+    #[default]
+    Off,
+    /// The one with an estimate of the distribution's shape.
+    V1,
+    /// The one without.
+    V2,
+}
+
+impl Mirostat {
+    /// By its number.
+    pub fn of(number: i64) -> Option<Self> {
+        match number {
+            0 => Some(Self::Off),
+            1 => Some(Self::V1),
+            2 => Some(Self::V2),
+            _ => None,
+        }
+    }
+
+    /// Its number.
+    pub fn number(self) -> u32 {
+        match self {
+            Self::Off => 0,
+            Self::V1 => 1,
+            Self::V2 => 2,
+        }
+    }
+}
+
 /// How the next token is chosen. Start from [`SamplingParams::cli`] or [`SamplingParams::server`].
 #[derive(Debug, Clone, PartialEq)]
 pub struct SamplingParams {
     /// 0 is greedy; larger is more random.
     pub temperature: f32,
+    /// The temperature moves by up to this much in both directions with the entropy; 0 is off.
+    pub dynatemp_range: f32,
+    /// Power of the entropy's share in that.
+    pub dynatemp_exponent: f32,
     /// Keep the `top_k` likeliest tokens; 0 keeps all.
     pub top_k: u32,
     /// Keep the likeliest tokens that together have this probability; 1 keeps all.
@@ -26,6 +65,10 @@ pub struct SamplingParams {
     pub typical_p: f32,
     /// Keep logits within this many standard deviations of the largest; 0 or less keeps all.
     pub top_n_sigma: f32,
+    /// How often, at random, the likeliest tokens are dropped; 0 is never.
+    pub xtc_probability: f32,
+    /// Then of the tokens with at least this probability all but the least likely go.
+    pub xtc_threshold: f32,
     /// The filters leave at least this many tokens. 0 counts as 1.
     pub min_keep: usize,
     /// Divides positive logits of ids seen, multiplies negative ones; 1 is off.
@@ -36,51 +79,34 @@ pub struct SamplingParams {
     pub presence_penalty: f32,
     /// How many of the last ids (prompt and answer) the penalties look at; 0 switches them off, -1 means all.
     pub repeat_last_n: i32,
+    /// Penalty for continuing a repetition; 0 is off.
+    pub dry_multiplier: f32,
+    /// Factor for each further token of the repetition.
+    pub dry_base: f32,
+    /// Repetitions up to this length cost nothing but the multiplier.
+    pub dry_allowed_length: u32,
+    /// How many of the last ids (prompt and answer) are searched for repetitions; 0 switches it off, -1 means all.
+    pub dry_penalty_last_n: i32,
+    /// Where repetitions end.
+    pub dry_sequence_breakers: SequenceBreakers,
+    /// Mirostat.
+    pub mirostat: Mirostat,
+    /// Surprise in bits that mirostat aims for.
+    pub mirostat_tau: f32,
+    /// How fast mirostat learns.
+    pub mirostat_eta: f32,
+    /// Probability that adaptive-p aims for; below 0 it is off.
+    pub adaptive_target: f32,
+    /// How much of what it has learnt adaptive-p keeps from draw to draw.
+    pub adaptive_decay: f32,
+    /// Which of these work, and in which order.
+    pub samplers: SamplerOrder,
     /// Added before anything else.
     pub logit_bias: Vec<LogitBias>,
     /// The seed of the draws. Without one, every request draws differently.
     pub seed: Option<u64>,
     /// Which log probabilities to report.
     pub logprobs: Option<LogprobsRequest>,
-}
-
-/// A parameter outside its range.
-#[derive(Debug, Clone, PartialEq, thiserror::Error)]
-pub enum ParamError {
-    /// A number outside its range, or not a number.
-    #[error("{name} is {value}, expected {expected}")]
-    Range {
-        /// The parameter.
-        name: &'static str,
-        /// What it was.
-        value: f64,
-        /// The range in words.
-        expected: &'static str,
-    },
-    /// A bias for a token that does not exist.
-    #[error("logit_bias names token {token}, the vocabulary has {vocab_size} tokens")]
-    BiasToken {
-        /// The token.
-        token: u32,
-        /// The model's vocabulary.
-        vocab_size: usize,
-    },
-    /// A bias that is not a number or would force a token.
-    #[error("logit_bias of token {token} is {bias}, expected a finite number or -infinity")]
-    BiasValue {
-        /// The token.
-        token: u32,
-        /// The bias.
-        bias: f32,
-    },
-    /// More alternatives than there are tokens.
-    #[error("{wanted} top log probabilities wanted, the vocabulary has {vocab_size} tokens")]
-    TopLogprobs {
-        /// How many.
-        wanted: usize,
-        /// The model's vocabulary.
-        vocab_size: usize,
-    },
 }
 
 impl Default for SamplingParams {
@@ -95,16 +121,31 @@ impl SamplingParams {
     pub fn cli() -> Self {
         SamplingParams {
             temperature: 0.0,
+            dynatemp_range: 0.0,
+            dynatemp_exponent: 1.0,
             top_k: 0,
             top_p: 1.0,
             min_p: 0.0,
             typical_p: 1.0,
             top_n_sigma: -1.0,
+            xtc_probability: 0.0,
+            xtc_threshold: 0.1,
             min_keep: 0,
             repetition_penalty: 1.0,
             frequency_penalty: 0.0,
             presence_penalty: 0.0,
             repeat_last_n: 64,
+            dry_multiplier: 0.0,
+            dry_base: 1.75,
+            dry_allowed_length: 2,
+            dry_penalty_last_n: 0,
+            dry_sequence_breakers: SequenceBreakers::default(),
+            mirostat: Mirostat::Off,
+            mirostat_tau: 5.0,
+            mirostat_eta: 0.1,
+            adaptive_target: -1.0,
+            adaptive_decay: 0.9,
+            samplers: SamplerOrder::default(),
             logit_bias: Vec::new(),
             seed: None,
             logprobs: None,
@@ -118,6 +159,7 @@ impl SamplingParams {
             top_k: 40,
             top_p: 0.95,
             min_p: 0.05,
+            dry_penalty_last_n: 64,
             ..SamplingParams::cli()
         }
     }
@@ -131,87 +173,32 @@ impl SamplingParams {
             }));
     }
 
-    /// Whether any penalty needs the ids so far.
-    pub fn looks_back(&self) -> bool {
+    /// Whether a sampler is in the order. With mirostat none is.
+    fn uses(&self, kind: SamplerKind) -> bool {
+        self.mirostat == Mirostat::Off && self.samplers.has(kind)
+    }
+
+    /// Whether any penalty changes anything.
+    pub fn penalises(&self) -> bool {
         let active = self.repetition_penalty != 1.0
             || self.frequency_penalty != 0.0
             || self.presence_penalty != 0.0;
-        active && self.repeat_last_n != 0
+        active && self.repeat_last_n != 0 && self.uses(SamplerKind::Penalties)
     }
 
-    /// Whether the next token is the likeliest one.
+    /// Whether DRY is on.
+    pub fn looks_for_repetitions(&self) -> bool {
+        self.dry_multiplier != 0.0 && self.dry_penalty_last_n != 0 && self.uses(SamplerKind::Dry)
+    }
+
+    /// Whether the token is the likeliest one, as bias and penalties leave the row.
     pub fn is_greedy(&self) -> bool {
+        let drops_the_best = self.uses(SamplerKind::TypicalP) && self.typical_p < 1.0
+            || self.uses(SamplerKind::Xtc) && self.xtc_probability > 0.0;
         self.temperature == 0.0
-    }
-
-    /// Checks every parameter for a model with `vocab_size` output rows.
-    pub fn validate(&self, vocab_size: usize) -> Result<(), ParamError> {
-        let range = |name, value: f32, low: f32, high: f32, expected| {
-            if (low..=high).contains(&value) {
-                Ok(())
-            } else {
-                Err(ParamError::Range {
-                    name,
-                    value: f64::from(value),
-                    expected,
-                })
-            }
-        };
-        range("temperature", self.temperature, 0.0, 100.0, "0 to 100")?;
-        range("top_p", self.top_p, 0.0, 1.0, "0 to 1")?;
-        range("min_p", self.min_p, 0.0, 1.0, "0 to 1")?;
-        range("typical_p", self.typical_p, 0.0, 1.0, "0 to 1")?;
-        range(
-            "top_n_sigma",
-            self.top_n_sigma,
-            -1e6,
-            1e6,
-            "a finite number",
-        )?;
-        range(
-            "repetition_penalty",
-            self.repetition_penalty,
-            f32::MIN_POSITIVE,
-            100.0,
-            "more than 0, up to 100",
-        )?;
-        range(
-            "frequency_penalty",
-            self.frequency_penalty,
-            -100.0,
-            100.0,
-            "-100 to 100",
-        )?;
-        range(
-            "presence_penalty",
-            self.presence_penalty,
-            -100.0,
-            100.0,
-            "-100 to 100",
-        )?;
-        if self.repeat_last_n < -1 {
-            let value = f64::from(self.repeat_last_n);
-            return Err(ParamError::Range {
-                name: "repeat_last_n",
-                value,
-                expected: "-1 or more",
-            });
-        }
-        for &LogitBias { token, bias } in &self.logit_bias {
-            if token as usize >= vocab_size {
-                return Err(ParamError::BiasToken { token, vocab_size });
-            }
-            if bias.is_nan() || bias == f32::INFINITY {
-                return Err(ParamError::BiasValue { token, bias });
-            }
-        }
-        match self.logprobs {
-            Some(request) if request.top > vocab_size => Err(ParamError::TopLogprobs {
-                wanted: request.top,
-                vocab_size,
-            }),
-            _ => Ok(()),
-        }
+            && self.dynatemp_range == 0.0
+            && self.uses(SamplerKind::Temperature)
+            && !drops_the_best
     }
 }
 
@@ -220,109 +207,102 @@ mod tests {
     use super::*;
 
     #[test]
-    fn defaults_are_valid_and_differ() {
-        assert_eq!(SamplingParams::cli().validate(10), Ok(()));
-        assert_eq!(SamplingParams::server().validate(10), Ok(()));
-        assert!(SamplingParams::cli().is_greedy());
-        let server = SamplingParams::server();
-        assert_eq!(
-            (server.temperature, server.top_k, server.top_p, server.min_p),
-            (0.8, 40, 0.95, 0.05)
-        );
-        assert_eq!(
-            (
-                server.repeat_last_n,
-                server.repetition_penalty,
-                server.typical_p
+    fn the_two_sets_of_defaults() {
+        let (cli, server) = (SamplingParams::cli(), SamplingParams::server());
+        assert!(cli.is_greedy() && !server.is_greedy());
+        assert_eq!(cli.validate(10), Ok(()));
+        assert_eq!(server.validate(10), Ok(()));
+        insta::assert_debug_snapshot!(server, @r#"
+        SamplingParams {
+            temperature: 0.8,
+            dynatemp_range: 0.0,
+            dynatemp_exponent: 1.0,
+            top_k: 40,
+            top_p: 0.95,
+            min_p: 0.05,
+            typical_p: 1.0,
+            top_n_sigma: -1.0,
+            xtc_probability: 0.0,
+            xtc_threshold: 0.1,
+            min_keep: 0,
+            repetition_penalty: 1.0,
+            frequency_penalty: 0.0,
+            presence_penalty: 0.0,
+            repeat_last_n: 64,
+            dry_multiplier: 0.0,
+            dry_base: 1.75,
+            dry_allowed_length: 2,
+            dry_penalty_last_n: 64,
+            dry_sequence_breakers: SequenceBreakers {
+                texts: [
+                    "\n",
+                    ":",
+                    "\"",
+                    "*",
+                ],
+                tokens: None,
+            },
+            mirostat: Off,
+            mirostat_tau: 5.0,
+            mirostat_eta: 0.1,
+            adaptive_target: -1.0,
+            adaptive_decay: 0.9,
+            samplers: SamplerOrder(
+                [
+                    Penalties,
+                    Dry,
+                    TopNSigma,
+                    TopK,
+                    TypicalP,
+                    TopP,
+                    MinP,
+                    Xtc,
+                    Temperature,
+                ],
             ),
-            (64, 1.0, 1.0)
-        );
+            logit_bias: [],
+            seed: None,
+            logprobs: None,
+        }
+        "#);
+        let same = SamplingParams {
+            temperature: 0.8,
+            top_k: 40,
+            top_p: 0.95,
+            min_p: 0.05,
+            dry_penalty_last_n: 64,
+            ..cli
+        };
+        assert_eq!(server, same);
     }
 
     #[test]
-    fn every_parameter_is_refused_by_name() {
-        let base = SamplingParams::cli;
-        let bad: Vec<SamplingParams> = vec![
-            SamplingParams {
-                temperature: -0.1,
-                ..base()
-            },
-            SamplingParams {
-                temperature: f32::NAN,
-                ..base()
-            },
-            SamplingParams {
-                top_p: 1.1,
-                ..base()
-            },
-            SamplingParams {
-                min_p: -1.0,
-                ..base()
-            },
-            SamplingParams {
-                typical_p: f32::INFINITY,
-                ..base()
-            },
-            SamplingParams {
-                top_n_sigma: f32::NAN,
-                ..base()
-            },
-            SamplingParams {
-                repetition_penalty: 0.0,
-                ..base()
-            },
-            SamplingParams {
-                frequency_penalty: 101.0,
-                ..base()
-            },
-            SamplingParams {
-                presence_penalty: f32::NAN,
-                ..base()
-            },
-            SamplingParams {
-                repeat_last_n: -2,
-                ..base()
-            },
-            SamplingParams {
-                logit_bias: vec![LogitBias {
-                    token: 10,
-                    bias: 0.0,
-                }],
-                ..base()
-            },
-            SamplingParams {
-                logit_bias: vec![LogitBias {
-                    token: 9,
-                    bias: f32::INFINITY,
-                }],
-                ..base()
-            },
-            SamplingParams {
-                logprobs: Some(LogprobsRequest {
-                    top: 11,
-                    ..Default::default()
-                }),
-                ..base()
-            },
-        ];
-        let messages: Vec<String> = bad
-            .iter()
-            .map(|params| params.validate(10).unwrap_err().to_string())
-            .collect();
-        insta::assert_snapshot!(messages.join("\n"), @r"
-        temperature is -0.10000000149011612, expected 0 to 100
-        temperature is NaN, expected 0 to 100
-        top_p is 1.100000023841858, expected 0 to 1
-        min_p is -1, expected 0 to 1
-        typical_p is inf, expected 0 to 1
-        top_n_sigma is NaN, expected a finite number
-        repetition_penalty is 0, expected more than 0, up to 100
-        frequency_penalty is 101, expected -100 to 100
-        presence_penalty is NaN, expected -100 to 100
-        repeat_last_n is -2, expected -1 or more
-        logit_bias names token 10, the vocabulary has 10 tokens
-        logit_bias of token 9 is inf, expected a finite number or -infinity
-        11 top log probabilities wanted, the vocabulary has 10 tokens
-        ");
+    fn what_works_depends_on_the_order_too() {
+        let base = SamplingParams {
+            presence_penalty: 1.0,
+            dry_multiplier: 1.0,
+            dry_penalty_last_n: -1,
+            ..SamplingParams::cli()
+        };
+        assert!(base.penalises() && base.looks_for_repetitions() && base.is_greedy());
+        let none = SamplingParams {
+            samplers: SamplerOrder::from_letters("k").unwrap(),
+            ..base.clone()
+        };
+        assert!(!none.penalises() && !none.looks_for_repetitions() && !none.is_greedy());
+        let mirostat = SamplingParams {
+            mirostat: Mirostat::V2,
+            ..base.clone()
+        };
+        assert!(!mirostat.penalises() && !mirostat.looks_for_repetitions());
+        let xtc = SamplingParams {
+            xtc_probability: 0.1,
+            ..base.clone()
+        };
+        let moving = SamplingParams {
+            dynatemp_range: 0.1,
+            ..base
+        };
+        assert!(!xtc.is_greedy() && !moving.is_greedy());
     }
 }

@@ -29,37 +29,76 @@ pub(super) fn philox(counter: [u32; 4], key: [u32; 2]) -> [u32; 4] {
     [a, b, c, d]
 }
 
-/// The noise of one request at one step.
-#[derive(Debug, Clone, Copy)]
+/// The random numbers of one request at one step.
+#[derive(Debug, Clone)]
 pub(super) struct StepNoise {
     key: [u32; 2],
     step: [u32; 2],
+    /// The four words that were computed last, and for which four tokens.
+    block: u32,
+    words: [u32; 4],
 }
 
 /// No noise is larger: the largest word gives -ln(-ln(1 - 2^-33)).
 pub(super) const MAX_GUMBEL: f64 = 22.9;
 
+/// What random numbers are for; each purpose has its own.
+const PURPOSE_DRAW: u32 = 0;
+const PURPOSE_CHANCE: u32 = 1;
+
 impl StepNoise {
     pub(super) fn new(seed: u64, step: u64) -> Self {
-        StepNoise {
+        let mut noise = StepNoise {
             key: [seed as u32, (seed >> 32) as u32],
             step: [step as u32, (step >> 32) as u32],
-        }
+            block: 0,
+            words: [0; 4],
+        };
+        noise.words = noise.block(0, PURPOSE_DRAW);
+        noise
     }
 
-    /// A standard Gumbel variable for `token`.
-    pub(super) fn gumbel(&self, token: u32) -> f64 {
-        let [a, b, c, d] = philox([token / 4, self.step[0], self.step[1], 0], self.key);
-        let word = match token % 4 {
+    #[inline]
+    fn block(&self, block: u32, purpose: u32) -> [u32; 4] {
+        philox([block, self.step[0], self.step[1], purpose], self.key)
+    }
+
+    /// The random word of `token`. Cheap for tokens in the order of their ids.
+    pub(super) fn word(&mut self, token: u32) -> u32 {
+        if token / 4 != self.block {
+            self.block = token / 4;
+            self.words = self.block(self.block, PURPOSE_DRAW);
+        }
+        let [a, b, c, d] = self.words;
+        match token % 4 {
             0 => a,
             1 => b,
             2 => c,
             _ => d,
-        };
-        // The middle of the word's interval, so never 0 or 1.
-        let uniform = (f64::from(word) + 0.5) / 4_294_967_296.0;
-        -(-uniform.ln()).ln()
+        }
     }
+
+    /// A standard Gumbel variable from a word.
+    pub(super) fn gumbel(word: u32) -> f64 {
+        -(-uniform(word).ln()).ln()
+    }
+
+    /// What [`Self::gumbel`] cannot exceed, without a logarithm: `-ln(-ln u) <= -ln(1 - u)`, and `1 - u` is more than the
+    /// power of two below it.
+    pub(super) fn most(word: u32) -> f64 {
+        f64::from((!word).leading_zeros() + 1) * std::f64::consts::LN_2
+    }
+
+    /// A number between 0 and 1 for what happens by chance at this step, apart from the draw.
+    pub(super) fn chance(&self) -> f64 {
+        let [word, ..] = self.block(0, PURPOSE_CHANCE);
+        uniform(word)
+    }
+}
+
+/// The middle of the word's interval, so never 0 or 1.
+fn uniform(word: u32) -> f64 {
+    (f64::from(word) + 0.5) / 4_294_967_296.0
 }
 
 /// A seed for a request that has none.
@@ -99,12 +138,33 @@ mod tests {
 
     #[test]
     fn noise_is_bounded_and_has_the_gumbel_mean() {
-        let largest = -(-((f64::from(u32::MAX) + 0.5) / 4_294_967_296.0).ln()).ln();
-        assert!(largest < MAX_GUMBEL);
-        let noise = StepNoise::new(7, 3);
-        let mean: f64 = (0..40_000).map(|token| noise.gumbel(token)).sum::<f64>() / 40_000.0;
+        assert!(StepNoise::gumbel(u32::MAX) < MAX_GUMBEL);
+        let mut noise = StepNoise::new(7, 3);
+        let words: Vec<u32> = (0..40_000).map(|token| noise.word(token)).collect();
+        let edges =
+            (0..32).flat_map(|bit| [1 << bit, !(1 << bit), u32::MAX >> bit, !(u32::MAX >> bit)]);
+        for word in words.iter().copied().chain(edges).chain([0, u32::MAX]) {
+            assert!(StepNoise::gumbel(word) <= StepNoise::most(word), "{word}");
+        }
+        let sum: f64 = words.iter().map(|word| StepNoise::gumbel(*word)).sum();
+        let mean = sum / 40_000.0;
         // Euler's constant; the standard error of the mean is 0.0064.
         assert!((mean - 0.577_215_66).abs() < 0.02, "{mean}");
+    }
+
+    #[test]
+    fn words_do_not_depend_on_the_order() {
+        let mut up = StepNoise::new(9, 1);
+        let mut down = StepNoise::new(9, 1);
+        let words: Vec<u32> = (0..50).map(|token| up.word(token)).collect();
+        for token in (0..50).rev() {
+            assert_eq!(down.word(token), words[token as usize]);
+        }
+        let chances: Vec<f64> = (0..2000)
+            .map(|step| StepNoise::new(9, step).chance())
+            .collect();
+        let below = chances.iter().filter(|chance| **chance <= 0.3).count();
+        assert!((540..660).contains(&below), "{below}");
     }
 
     #[test]

@@ -3,6 +3,7 @@
 use serde_json::{Map, Value, json};
 
 use crate::engine::FinishReason;
+use crate::sampling::{LogprobStage, LogprobsRequest};
 
 use super::choice::{End, Figures, Piece, TokenLogprob};
 
@@ -104,6 +105,16 @@ pub enum Probability {
     Log,
     /// Its probability after the samplers.
     AfterSampling,
+}
+
+impl Probability {
+    /// What a request asks for.
+    pub fn of(request: LogprobsRequest) -> Self {
+        match request.stage {
+            LogprobStage::Model => Self::Log,
+            LogprobStage::Drawn => Self::AfterSampling,
+        }
+    }
 }
 
 /// The list items of `logprobs.content` and `completion_probabilities`.

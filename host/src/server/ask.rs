@@ -62,7 +62,13 @@ impl Settings {
     pub fn read(fields: &mut Fields, app: &App, served: &Served) -> Result<Self, ApiError> {
         let name = fields.text("model")?;
         served.check_name(name.as_deref())?;
-        let sampling = sampling(fields, &served.defaults.sampling, &served.text.tokenizer)?;
+        let mut sampling = sampling(fields, &served.defaults.sampling, &served.text.tokenizer)?;
+        let ignore_eos = fields
+            .boolean("ignore_eos")?
+            .unwrap_or(served.defaults.ignore_eos);
+        if ignore_eos {
+            sampling.forbid(served.text.eos.ids());
+        }
         sampling.validate(served.facts.vocab_size)?;
         let answers = fields
             .integer_in(&["n", "n_cmpl"], 1, MAX_ANSWERS)?
@@ -78,7 +84,7 @@ impl Settings {
             answers,
             stops: fields.texts("stop")?.unwrap_or_default(),
             is_stream: fields.boolean("stream")?.unwrap_or(false),
-            ignore_eos: fields.boolean("ignore_eos")?.unwrap_or(false),
+            ignore_eos,
             priority: fields
                 .integer_in(&["priority"], -MAX_PRIORITY, MAX_PRIORITY)?
                 .unwrap_or(0) as i32,
@@ -141,7 +147,7 @@ fn limit(fields: &mut Fields, most: Duration) -> Result<Duration, ApiError> {
 type IsFixed = fn(&Value) -> bool;
 
 /// Fields that other servers have and that are settled here.
-const FIXED: [(&str, IsFixed, &str); 8] = [
+const FIXED: [(&str, IsFixed, &str); 7] = [
     (
         "cache_prompt",
         |value| value == &Value::Bool(true),
@@ -168,11 +174,6 @@ const FIXED: [(&str, IsFixed, &str); 8] = [
         "caches are never shifted, so it can only be 0",
     ),
     (
-        "samplers",
-        is_default_order,
-        "the order of samplers is fixed",
-    ),
-    (
         "verbose",
         |value| value == &Value::Bool(false),
         "it can only be false",
@@ -183,34 +184,6 @@ const FIXED: [(&str, IsFixed, &str); 8] = [
         "use \"stop\"",
     ),
 ];
-
-/// The samplers that are here, in the order in which they work. Others may be named: what they do is refused elsewhere.
-fn is_default_order(value: &Value) -> bool {
-    const HERE: [&str; 6] = [
-        "penalties",
-        "top_n_sigma",
-        "top_k",
-        "typ_p",
-        "top_p",
-        "min_p",
-    ];
-    const ELSEWHERE: [&str; 4] = ["dry", "xtc", "temperature", "typical_p"];
-    let Some(names) = value
-        .as_array()
-        .and_then(|names| names.iter().map(Value::as_str).collect::<Option<Vec<_>>>())
-    else {
-        return false;
-    };
-    let ours: Vec<&str> = names
-        .iter()
-        .map(|name| if *name == "typical_p" { "typ_p" } else { name })
-        .filter(|name| HERE.contains(name))
-        .collect();
-    ours == HERE
-        && names
-            .iter()
-            .all(|name| HERE.contains(name) || ELSEWHERE.contains(name))
-}
 
 fn fixed(fields: &mut Fields) -> Result<(), ApiError> {
     for (name, is_fixed, why) in FIXED {
@@ -252,12 +225,14 @@ pub async fn start(
 ) -> Result<(Generation, Plan), ApiError> {
     let permits = app.admit(&plan.namespace, prompt_count * plan.answers)?;
     let own = Arc::clone(served);
-    plan.prompts = blocking(move || {
+    let mut sampling = plan.sampling;
+    (plan.prompts, plan.sampling) = blocking(move || {
         let prompts = prompts(&own)?;
         prompts
             .iter()
             .try_for_each(|prompt| own.check_prompt(prompt))?;
-        Ok(prompts)
+        own.text.resolve(&mut sampling)?;
+        Ok((prompts, sampling))
     })
     .await?;
     let generation = Generation::start(app, served, &plan, permits)?;

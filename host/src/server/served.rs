@@ -18,6 +18,8 @@ use super::error::{ApiError, Kind};
 pub struct Defaults {
     /// How tokens are chosen.
     pub sampling: SamplingParams,
+    /// Whether the model's own ends do not end an answer.
+    pub ignore_eos: bool,
     /// Most tokens of an answer.
     pub max_tokens: Option<usize>,
     /// Variables of the chat template.

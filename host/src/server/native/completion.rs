@@ -9,7 +9,7 @@ use axum::response::Response;
 use serde_json::{Map, Value, json};
 
 use crate::engine::FinishReason;
-use crate::sampling::{LogprobStage, LogprobsRequest};
+use crate::sampling::LogprobsRequest;
 use crate::text::StreamStart;
 
 use super::super::answer::{Answer, Probability, timings, token_logprobs};
@@ -23,6 +23,7 @@ use super::super::generation::Plan;
 use super::super::openai::include_usage;
 use super::super::prompt::{Prompt, encode, prompts};
 use super::super::reply::json_response;
+use super::super::sampling_fields::probability_stage;
 use super::super::served::Served;
 use super::completion_stream::NativeStream;
 use super::settings::full;
@@ -45,10 +46,7 @@ impl Ask {
         let probs = fields
             .integer_in(&["n_probs", "logprobs"], 0, i64::from(u32::MAX))?
             .unwrap_or(0);
-        let stage = match fields.boolean("post_sampling_probs")? {
-            Some(true) => LogprobStage::Drawn,
-            _ => LogprobStage::Model,
-        };
+        let stage = probability_stage(&mut fields)?;
         settings.sampling.logprobs = (probs > 0).then_some(LogprobsRequest {
             top: probs as usize,
             stage,
@@ -163,13 +161,7 @@ pub async fn completion(
 impl Shape {
     /// The form in which probabilities were asked for, if they were.
     pub fn probability(&self) -> Option<Probability> {
-        self.plan
-            .sampling
-            .logprobs
-            .map(|request| match request.stage {
-                LogprobStage::Model => Probability::Log,
-                LogprobStage::Drawn => Probability::AfterSampling,
-            })
+        self.plan.sampling.logprobs.map(Probability::of)
     }
 
     /// The object of a complete answer.

@@ -1,7 +1,6 @@
 //! `generation_settings`: what a request's settings came to.
 //!
-//! Only settings that exist here are listed. Samplers of other servers that are always off here are left out, so that
-//! the object never claims what is not true.
+//! Only settings that exist here are listed, so that the object never claims what is not true.
 
 use serde_json::{Map, Value, json};
 
@@ -13,25 +12,44 @@ use super::super::ask::Settings;
 pub fn reduced(sampling: &SamplingParams, max_tokens: Option<usize>) -> Map<String, Value> {
     let limit = max_tokens.map_or(-1, |tokens| i64::try_from(tokens).unwrap_or(i64::MAX));
     let logprobs = sampling.logprobs;
+    let samplers: Vec<&str> = sampling
+        .samplers
+        .kinds()
+        .iter()
+        .map(|kind| kind.name())
+        .collect();
     let object = json!({
         // A seed that was not asked for is drawn anew for each answer.
         "seed": sampling.seed.map_or(json!(u32::MAX), |seed| json!(seed)),
         "temperature": short(sampling.temperature),
+        "dynatemp_range": short(sampling.dynatemp_range),
+        "dynatemp_exponent": short(sampling.dynatemp_exponent),
         "top_k": sampling.top_k,
         "top_p": short(sampling.top_p),
         "min_p": short(sampling.min_p),
         "typical_p": short(sampling.typical_p),
         "top_n_sigma": short(sampling.top_n_sigma),
+        "xtc_probability": short(sampling.xtc_probability),
+        "xtc_threshold": short(sampling.xtc_threshold),
         "min_keep": sampling.min_keep,
         "repeat_last_n": sampling.repeat_last_n,
         "repeat_penalty": short(sampling.repetition_penalty),
         "presence_penalty": short(sampling.presence_penalty),
         "frequency_penalty": short(sampling.frequency_penalty),
+        "dry_multiplier": short(sampling.dry_multiplier),
+        "dry_base": short(sampling.dry_base),
+        "dry_allowed_length": sampling.dry_allowed_length,
+        "dry_penalty_last_n": sampling.dry_penalty_last_n,
+        "mirostat": sampling.mirostat.number(),
+        "mirostat_tau": short(sampling.mirostat_tau),
+        "mirostat_eta": short(sampling.mirostat_eta),
+        "adaptive_target": short(sampling.adaptive_target),
+        "adaptive_decay": short(sampling.adaptive_decay),
         "n_predict": limit,
         "max_tokens": limit,
         "n_probs": logprobs.map_or(0, |request| request.top),
         "post_sampling_probs": logprobs.is_some_and(|request| request.stage == LogprobStage::Drawn),
-        "samplers": ["penalties", "top_n_sigma", "top_k", "typ_p", "top_p", "min_p", "temperature"],
+        "samplers": samplers,
     });
     match object {
         Value::Object(map) => map,
@@ -60,6 +78,10 @@ pub fn full(settings: &Settings, sampling: &SamplingParams, max_tokens: Option<u
         ("ignore_eos", json!(settings.ignore_eos)),
         ("stream", json!(settings.is_stream)),
         ("logit_bias", json!(biases)),
+        (
+            "dry_sequence_breakers",
+            json!(sampling.dry_sequence_breakers.texts()),
+        ),
         ("timings_per_token", json!(settings.timings_per_token)),
     ] {
         map.insert(name.to_owned(), value);

@@ -8,7 +8,7 @@ use axum::extract::{Request, State};
 use axum::response::Response;
 use serde_json::{Map, Value, json};
 
-use crate::sampling::{LogprobStage, LogprobsRequest};
+use crate::sampling::LogprobsRequest;
 use crate::template::{ContinueFinal, MessageField};
 use crate::text::StreamStart;
 
@@ -20,6 +20,7 @@ use super::super::body::read_fields;
 use super::super::error::{ApiError, Dialect};
 use super::super::fields::{Fields, expected};
 use super::super::reply::json_response;
+use super::super::sampling_fields::probability_stage;
 use super::super::served::{ChatPrompt, Served};
 use super::chat_stream::ChatStream;
 use super::messages::messages;
@@ -69,17 +70,24 @@ impl ChatAsk {
 fn logprobs(fields: &mut Fields) -> Result<Option<LogprobsRequest>, ApiError> {
     let is_wanted = fields.boolean("logprobs")?.unwrap_or(false);
     let top = fields.integer_in(&["top_logprobs"], 0, MAX_TOP_LOGPROBS)?;
-    match (is_wanted, top) {
-        (false, Some(top)) if top > 0 => Err(ApiError::field(
-            "top_logprobs",
-            "top_logprobs is given and logprobs is not true",
-        )),
-        (false, _) => Ok(None),
-        (true, top) => Ok(Some(LogprobsRequest {
-            top: top.unwrap_or(0) as usize,
-            stage: LogprobStage::Model,
-        })),
-    }
+    let native = fields.integer_in(&["n_probs"], 0, i64::from(u32::MAX))?;
+    let stage = probability_stage(fields)?;
+    let top = match (is_wanted, top, native.filter(|count| *count > 0)) {
+        (false, Some(top), _) if top > 0 => {
+            let message = "top_logprobs is given and logprobs is not true";
+            return Err(ApiError::field("top_logprobs", message));
+        }
+        (_, Some(top), Some(native)) if top != native => {
+            let message =
+                format!("top_logprobs is {top} and n_probs is {native}: they are one setting");
+            return Err(ApiError::field("n_probs", message));
+        }
+        (_, _, Some(native)) => native,
+        (true, top, None) => top.unwrap_or(0),
+        (false, _, None) => return Ok(None),
+    };
+    let top = top as usize;
+    Ok(Some(LogprobsRequest { top, stage }))
 }
 
 fn chat_prompt(
@@ -210,11 +218,11 @@ pub async fn chat(
         return ask::respond_with_stream(generation, encoder, Dialect::OpenAi, settings.ping).await;
     }
     let answers = ask::collect(&mut generation).await?;
-    let wants_logprobs = settings.sampling.logprobs.is_some();
+    let form = settings.sampling.logprobs.map(Probability::of);
     let choices = answers
         .iter()
         .enumerate()
-        .map(|(index, answer)| choice(index, answer, wants_logprobs))
+        .map(|(index, answer)| choice(index, answer, form))
         .collect();
     let object = head.object("chat.completion", choices);
     let object = with(
@@ -232,11 +240,11 @@ pub async fn chat(
     Ok(json_response(&object))
 }
 
-fn choice(index: usize, answer: &Answer, wants_logprobs: bool) -> Value {
+fn choice(index: usize, answer: &Answer, form: Option<Probability>) -> Value {
     json!({
         "index": index,
         "message": {"role": "assistant", "content": answer.text, "refusal": null},
-        "logprobs": wants_logprobs.then(|| json!({"content": token_logprobs(&answer.logprobs, Probability::Log), "refusal": null})),
+        "logprobs": form.map(|form| json!({"content": token_logprobs(&answer.logprobs, form), "refusal": null})),
         "finish_reason": answer.reason.map(finish_reason),
     })
 }

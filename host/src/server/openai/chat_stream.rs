@@ -15,7 +15,8 @@ use super::{Head, with};
 pub struct ChatStream {
     head: Head,
     answers: usize,
-    wants_logprobs: bool,
+    /// The form of log probabilities, where they are wanted.
+    form: Option<Probability>,
     timings_per_token: bool,
     return_progress: bool,
     includes_usage: bool,
@@ -29,7 +30,7 @@ impl ChatStream {
         Self {
             head,
             answers: settings.answers,
-            wants_logprobs: settings.sampling.logprobs.is_some(),
+            form: settings.sampling.logprobs.map(Probability::of),
             timings_per_token: settings.timings_per_token,
             return_progress: settings.return_progress,
             includes_usage,
@@ -53,9 +54,9 @@ impl ChatStream {
         logprobs: &[TokenLogprob],
         finish_reason: Option<&str>,
     ) -> Value {
-        let logprobs = (self.wants_logprobs && !logprobs.is_empty()).then(
-            || json!({"content": token_logprobs(logprobs, Probability::Log), "refusal": null}),
-        );
+        let form = self.form.filter(|_| !logprobs.is_empty());
+        let logprobs =
+            form.map(|form| json!({"content": token_logprobs(logprobs, form), "refusal": null}));
         self.chunk(json!([{"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish_reason}]))
     }
 }

@@ -8,7 +8,7 @@ use axum::extract::{Request, State};
 use axum::response::Response;
 use serde_json::{Map, Value, json};
 
-use crate::sampling::{LogprobStage, LogprobsRequest};
+use crate::sampling::LogprobsRequest;
 use crate::text::StreamStart;
 
 use super::super::answer::{self, finish_reason, timings};
@@ -21,6 +21,7 @@ use super::super::error::{ApiError, Dialect};
 use super::super::fields::Fields;
 use super::super::prompt::{Prompt, encode, prompts, spell};
 use super::super::reply::json_response;
+use super::super::sampling_fields::probability_stage;
 use super::super::served::Served;
 use super::completions_stream::CompletionStream;
 use super::{Head, include_usage, labels, max_tokens, refuse, with};
@@ -44,9 +45,10 @@ impl Ask {
         let prompts = prompts("prompt", value)?;
         let mut settings = Settings::read(&mut fields, app, served)?;
         let top = fields.integer_in(&["logprobs"], 0, MAX_LOGPROBS)?;
+        let stage = probability_stage(&mut fields)?;
         settings.sampling.logprobs = top.map(|top| LogprobsRequest {
             top: top as usize,
-            stage: LogprobStage::Model,
+            stage,
         });
         settings.sampling.validate(served.facts.vocab_size)?;
         let echoes = fields.boolean("echo")?.unwrap_or(false);
