@@ -25,6 +25,8 @@ pub struct GenerateRequest {
     pub priority: i32,
     /// When it fails if it has not ended by then; none waits for ever.
     pub deadline: Option<Instant>,
+    /// Whether others with the same prompt follow, so that the cache gets it as soon as it was computed.
+    pub shares_prompt: bool,
 }
 
 /// Why an answer ended.

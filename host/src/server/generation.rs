@@ -14,7 +14,8 @@ use std::time::{Duration, Instant};
 use tokio::sync::mpsc::{Receiver, channel};
 use tokio::time::{Interval, MissedTickBehavior, interval_at};
 
-use crate::engine::{EngineError, Event, FinishReason, GenerateRequest};
+use crate::engine::runner::PAGE_SIZE;
+use crate::engine::{CancelToken, EngineError, Event, FinishReason, GenerateRequest};
 use crate::sampling::SamplingParams;
 use crate::text::{DetokenizerOptions, StopMatcher, StreamStart};
 
@@ -102,7 +103,18 @@ pub struct Generation {
     arrived: Instant,
     limit: Duration,
     has_failed: bool,
+    /// Answers that wait for the first token of the first answer to their prompt.
+    followers: Vec<Follower>,
     _live: Live,
+}
+
+/// An answer that begins where another one's prompt has been computed.
+struct Follower {
+    /// The answer that is waited for.
+    leader: usize,
+    request: GenerateRequest,
+    cancel: CancelToken,
+    sink: Box<ChoiceSink>,
 }
 
 impl Generation {
@@ -126,6 +138,7 @@ impl Generation {
             arrived: plan.arrived,
             limit: plan.limit,
             has_failed: false,
+            followers: Vec::new(),
             _live: app.live(),
         };
         generation
@@ -137,12 +150,11 @@ impl Generation {
             .iter()
             .flat_map(|prompt| (0..plan.answers).map(move |answer| (prompt, answer)));
         for (choice, ((prompt, answer), queued)) in prompts.zip(places).enumerate() {
+            // Prompts of several answers are computed once, where there is a page to share.
+            let is_shared = plan.answers > 1 && prompt.len() > PAGE_SIZE;
             let mut sampling = plan.sampling.clone();
             // The first answer is what the seed gives to a request for one.
             sampling.seed = sampling.seed.map(|seed| seed.wrapping_add(answer as u64));
-            if plan.ignore_eos {
-                sampling.forbid(eos.iter().copied());
-            }
             let tokenizer = served.text.tokenizer.clone();
             let detokenizer = tokenizer.detokenizer(DetokenizerOptions {
                 skip_control: true,
@@ -185,12 +197,21 @@ impl Generation {
                 namespace: plan.namespace.clone(),
                 priority: plan.priority,
                 deadline: Some(plan.arrived + plan.limit),
+                shares_prompt: is_shared && answer == 0,
             };
             let cancel = state.cancel.clone();
+            let sink = Box::new(sink);
             generation.choices.push(state);
-            served
-                .engine
-                .generate_into(request, cancel, Box::new(sink))?;
+            if is_shared && answer > 0 {
+                generation.followers.push(Follower {
+                    leader: choice - answer,
+                    request,
+                    cancel,
+                    sink,
+                });
+            } else {
+                served.engine.generate_into(request, cancel, sink)?;
+            }
         }
         Ok(generation)
     }
@@ -249,6 +270,9 @@ impl Generation {
 
     fn take(&mut self, message: Message) -> Result<(), ApiError> {
         let index = message.choice;
+        if matches!(message.event, Event::Token { .. } | Event::Done { .. }) {
+            self.start_followers(index)?;
+        }
         let Some(choice) = self
             .choices
             .get_mut(index)
@@ -292,6 +316,27 @@ impl Generation {
                 return Err(ApiError::answer_timeout(self.limit));
             }
             Event::Failed(error) => return Err(error.into()),
+        }
+        Ok(())
+    }
+
+    /// The prompt of `leader` is in the cache now.
+    fn start_followers(&mut self, leader: usize) -> Result<(), ApiError> {
+        if self.followers.is_empty() {
+            return Ok(());
+        }
+        let served = self.app.served()?;
+        let ready = self
+            .followers
+            .extract_if(.., |follower| follower.leader == leader);
+        for follower in ready {
+            let Follower {
+                request,
+                cancel,
+                sink,
+                ..
+            } = follower;
+            served.engine.generate_into(request, cancel, sink)?;
         }
         Ok(())
     }
