@@ -61,7 +61,7 @@ fn what_does_not_exist_is_refused_by_name() {
         vec!["generate", "-m", "x", "-p", "x", "--draft-model", "y"],
         vec!["generate", "-m", "x", "-p", "x", "--kv-cache-mode", "int8"],
         vec!["run", "x", "--tp-size", "2"],
-        vec!["run", "x", "--dry-multiplier", "1"],
+        vec!["run", "x", "--grammar", "root"],
         vec!["inspect", "-m", "x", "--quant", "int4"],
         vec!["serve", "x", "--models-max", "2"],
         vec!["embed"],

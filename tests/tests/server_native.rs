@@ -59,7 +59,7 @@ fn a_completion_has_the_members_of_llama_server() {
     );
     assert_eq!(answer["tokens"], json!([98, 99]));
     insta::assert_snapshot!(answer["completion_probabilities"][0].to_string(), @r#"{"id":98,"token":"b","bytes":[98],"logprob":0.0,"top_logprobs":[{"id":98,"token":"b","bytes":[98],"logprob":0.0},{"id":0,"token":"\u0000","bytes":[0],"logprob":-60.0}]}"#);
-    insta::assert_snapshot!(answer["generation_settings"].to_string(), @r#"{"seed":4294967295,"temperature":0.0,"top_k":40,"top_p":0.95,"min_p":0.05,"typical_p":1.0,"top_n_sigma":-1.0,"min_keep":0,"repeat_last_n":64,"repeat_penalty":1.0,"presence_penalty":0.0,"frequency_penalty":0.0,"n_predict":3,"max_tokens":3,"n_probs":2,"post_sampling_probs":false,"samplers":["penalties","top_n_sigma","top_k","typ_p","top_p","min_p","temperature"],"stop":["d"],"ignore_eos":false,"stream":false,"logit_bias":[],"timings_per_token":false}"#);
+    insta::assert_snapshot!(answer["generation_settings"].to_string(), @r#"{"seed":4294967295,"temperature":0.0,"dynatemp_range":0.0,"dynatemp_exponent":1.0,"top_k":40,"top_p":0.95,"min_p":0.05,"typical_p":1.0,"top_n_sigma":-1.0,"xtc_probability":0.0,"xtc_threshold":0.1,"min_keep":0,"repeat_last_n":64,"repeat_penalty":1.0,"presence_penalty":0.0,"frequency_penalty":0.0,"dry_multiplier":0.0,"dry_base":1.75,"dry_allowed_length":2,"dry_penalty_last_n":64,"mirostat":0,"mirostat_tau":5.0,"mirostat_eta":0.1,"adaptive_target":-1.0,"adaptive_decay":0.9,"n_predict":3,"max_tokens":3,"n_probs":2,"post_sampling_probs":false,"samplers":["penalties","dry","top_n_sigma","top_k","typ_p","top_p","min_p","xtc","temperature"],"stop":["d"],"ignore_eos":false,"stream":false,"logit_bias":[],"dry_sequence_breakers":["\n",":","\"","*"],"timings_per_token":false}"#);
 }
 
 #[test]
