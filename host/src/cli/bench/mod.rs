@@ -76,6 +76,7 @@ pub struct BenchArgs {
 
 /// Runs the command.
 pub fn run(args: &BenchArgs, console: &Console) -> Result<Exit, CliError> {
+    args.quality.check()?;
     let cases = cases(args);
     if cases.is_empty() && args.quality.perplexity.is_none() {
         return Err(CliError::usage(

@@ -21,6 +21,9 @@ use super::distance::{Distance, log_sum_exp};
 /// As the engine's own thread: graphs are built and freed by recursion in some backends.
 const STACK_BYTES: usize = 64 << 20;
 
+/// As llama-perplexity has it.
+const CHUNK_TOKENS: u32 = 512;
+
 /// Logits of the first setting that are held until the second has computed its own.
 const HELD_BYTES: usize = 512 << 20;
 
@@ -30,21 +33,15 @@ pub struct PerplexityArgs {
     /// Measure the perplexity of this text file, in place of speed
     #[arg(long, value_name = "FILE", conflicts_with_all = ["n_prompt", "n_gen", "n_depth", "batch", "repetitions"], help_heading = "Quality")]
     pub perplexity: Option<PathBuf>,
-    /// Length of a chunk of the text, in tokens
-    #[arg(long, value_name = "N", default_value_t = 512, value_parser = clap::value_parser!(u32).range(8..), requires = "perplexity", help_heading = "Quality")]
-    perplexity_context: u32,
-    /// Take so many chunks from the beginning; 0 takes all
-    #[arg(
-        long,
-        value_name = "N",
-        default_value_t = 0,
-        requires = "perplexity",
-        help_heading = "Quality"
-    )]
-    perplexity_chunks: usize,
-    /// Rows of a step: 1 computes as answers do, many as prompts do
-    #[arg(long, value_name = "N", default_value_t = 512, value_parser = clap::value_parser!(u32).range(1..), requires = "perplexity", help_heading = "Quality")]
-    step_rows: u32,
+    /// Length of a chunk of the text, in tokens [default: 512]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(8..), requires = "perplexity", help_heading = "Quality")]
+    perplexity_context: Option<u32>,
+    /// Take so many chunks from the beginning [default: all]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..), requires = "perplexity", help_heading = "Quality")]
+    perplexity_chunks: Option<u32>,
+    /// Rows of a step: 1 computes as answers do, many as prompts do [default: 512]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..), requires = "perplexity", help_heading = "Quality")]
+    step_rows: Option<u32>,
     /// Measure a second setting too, and its distance from the first: `precision=fast`, `dtype=f16`, `step-rows=1`; may be repeated
     #[arg(
         long,
@@ -53,6 +50,27 @@ pub struct PerplexityArgs {
         help_heading = "Quality"
     )]
     against: Vec<String>,
+}
+
+impl PerplexityArgs {
+    /// Refuses options of this measure where it is not made. The parser does not when a length of the other
+    /// measures is there too: then it takes what is required for excluded.
+    pub fn check(&self) -> Result<(), CliError> {
+        let stray = [
+            ("--perplexity-context", self.perplexity_context.is_some()),
+            ("--perplexity-chunks", self.perplexity_chunks.is_some()),
+            ("--step-rows", self.step_rows.is_some()),
+            ("--against", !self.against.is_empty()),
+        ]
+        .into_iter()
+        .find(|(_, is_given)| *is_given && self.perplexity.is_none());
+        match stray {
+            Some((name, _)) => Err(CliError::usage(format!(
+                "{name} belongs to --perplexity FILE, which measures quality in place of speed"
+            ))),
+            None => Ok(()),
+        }
+    }
 }
 
 /// One way to compute.
@@ -150,12 +168,12 @@ pub fn measure(
     subject: &Subject<'_>,
     console: &Console,
 ) -> Result<Quality, CliError> {
-    let context = args.perplexity_context as usize;
+    let context = args.perplexity_context.unwrap_or(CHUNK_TOKENS) as usize;
     let chunks = chunks(args, path, context, subject.opened)?;
     let base = Setting {
         name: "as asked for".to_owned(),
         options: subject.options.clone(),
-        step_rows: args.step_rows as usize,
+        step_rows: args.step_rows.unwrap_or(CHUNK_TOKENS) as usize,
     };
     let mut settings = vec![base.clone()];
     if !args.against.is_empty() {
@@ -255,8 +273,8 @@ fn chunks(
     let tokens = encode(&text)?;
     let bos = tokenizer.bos_id().filter(|bos| tokens.first() == Some(bos));
     let mut chunks: Vec<Vec<u32>> = tokens.chunks_exact(context).map(<[u32]>::to_vec).collect();
-    if args.perplexity_chunks > 0 {
-        chunks.truncate(args.perplexity_chunks);
+    if let Some(most) = args.perplexity_chunks {
+        chunks.truncate(most as usize);
     }
     if chunks.is_empty() {
         return Err(CliError::usage(format!(
