@@ -1,6 +1,11 @@
 //! Logits and greedy tokens of the reference implementations on the reference backend, which is
 //! another computation than the one of `tests/tests/deepseek_golden.rs`: no MLX, no host, dense caches.
 
+#![expect(
+    clippy::unwrap_used,
+    reason = "a helper of tests that fails is a failed test"
+)]
+
 use std::path::Path;
 
 use mlxcel_family_deepseek as _;
