@@ -104,7 +104,7 @@ fn legacy_configs_read_alike() {
 /// Half precision through MLX's own kernels stays near the reference in f32.
 #[test]
 fn half_types_stay_near() {
-    for (dtype, limit) in [(DType::F16, 5e-3), (DType::BF16, 4e-2)] {
+    for (dtype, limit) in [(DType::F16, 1e-2), (DType::BF16, 4e-2)] {
         for variant in [
             "gemma",
             "gemma2",
@@ -113,7 +113,6 @@ fn half_types_stay_near() {
             "gemma3n",
             "gemma4",
             "gemma4-moe",
-            "gemma3n-twelve",
             "mlx-gemma3n-4bit",
             "mlx-gemma4-4bit",
         ] {
