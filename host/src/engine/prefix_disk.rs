@@ -64,6 +64,8 @@ struct Counters {
     failed: AtomicU64,
     damaged: AtomicU64,
     evicted: AtomicU64,
+    /// Pages that were handed over and are not written yet.
+    waiting: AtomicU64,
 }
 
 #[derive(Debug)]
@@ -194,10 +196,18 @@ impl DiskTier {
     pub fn write(&self, chain: &KeyChain, key: Digest32, tokens: &[u32], payload: &[u8]) -> bool {
         let file = self.subject(chain, tokens).encode(payload);
         let Some(jobs) = &self.jobs else { return true };
-        match jobs.try_send(Job { key, file }) {
-            Ok(()) | Err(TrySendError::Disconnected(_)) => true,
-            Err(TrySendError::Full(_)) => false,
+        let waiting = &self.shared.counters.waiting;
+        waiting.fetch_add(1, Ordering::AcqRel);
+        let sent = jobs.try_send(Job { key, file });
+        if sent.is_err() {
+            waiting.fetch_sub(1, Ordering::AcqRel);
         }
+        !matches!(sent, Err(TrySendError::Full(_)))
+    }
+
+    /// Whether pages are being written.
+    pub fn is_busy(&self) -> bool {
+        self.shared.counters.waiting.load(Ordering::Acquire) > 0
     }
 
     /// Deletes all pages of this model.
@@ -285,15 +295,13 @@ fn write_all(shared: &Shared, inbox: &Receiver<Job>) {
     while let Ok(job) = inbox.recv() {
         if paused_until.is_some_and(|until| Instant::now() < until) {
             shared.counters.failed.fetch_add(1, Ordering::Relaxed);
-            continue;
-        }
-        paused_until = None;
-        if let Err(error) = shared.write(&job) {
+        } else if let Err(error) = shared.write(&job) {
             shared.counters.failed.fetch_add(1, Ordering::Relaxed);
             let dir = shared.options.dir.display();
             tracing::warn!("a page of the prefix cache cannot be written to {dir}: {error}");
             paused_until = Some(Instant::now() + PAUSE);
         }
+        shared.counters.waiting.fetch_sub(1, Ordering::AcqRel);
     }
 }
 

@@ -304,7 +304,10 @@ fn idle(batch: &mut Batch, inbox: &Receiver<Command>, pulse: &Pulse) -> Option<C
         let spilled = catch_unwind(AssertUnwindSafe(|| batch.spill())).unwrap_or(Spilled::Nothing);
         pulse.step_began_ms.store(0, Ordering::Release);
         let command = match spilled {
-            Spilled::Nothing => return inbox.recv().ok(),
+            Spilled::Nothing => {
+                publish(batch, pulse);
+                return inbox.recv().ok();
+            }
             Spilled::Some => inbox.recv_timeout(Duration::ZERO),
             Spilled::Later => inbox.recv_timeout(WRITER_WAIT),
         };

@@ -113,8 +113,14 @@ impl Runner {
 
     /// Hands one page to the writer. For times when no request waits.
     pub fn spill(&mut self) -> Spilled {
-        let (Some(disk), Some(pending)) = (&self.disk, self.pending.front_mut()) else {
+        let Some(disk) = &self.disk else {
             return Spilled::Nothing;
+        };
+        let Some(pending) = self.pending.front_mut() else {
+            return match disk.is_busy() {
+                true => Spilled::Later,
+                false => Spilled::Nothing,
+            };
         };
         let pages = self.prefix.pages_of(&pending.namespace, &pending.tokens);
         while let Some(page) = pages.get(pending.done) {
