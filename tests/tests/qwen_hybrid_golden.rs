@@ -42,6 +42,20 @@ fn checkpoints_agree_with_the_reference() {
     }
 }
 
+/// The values of three of them, as llama.cpp's converter lays them out.
+#[test]
+fn gguf_files_agree_with_the_reference() {
+    for variant in ["gguf-qwen3next", "gguf-qwen35", "gguf-qwen35moe"] {
+        mlxcel_tests::golden::check(&Case {
+            folder: folder("qwen", variant),
+            file: "model.gguf",
+            prompts: &["short", "long"],
+            ctx_size: 0,
+            limit: 1e-4,
+        });
+    }
+}
+
 /// Half precision through MLX's own kernels stays near the reference in f32.
 #[test]
 fn half_types_stay_near() {

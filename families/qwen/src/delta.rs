@@ -27,17 +27,26 @@ struct Projected {
     a: Tensor,
 }
 
+/// Queries, keys, values and gates.
+enum Wide {
+    /// One product, interleaved by key head.
+    Joined(Linear),
+    /// Queries, keys and values; gates.
+    Apart(Linear, Linear),
+}
+
+/// Rates of writing and of decay.
+enum Rates {
+    /// One product, interleaved by key head.
+    Joined(Linear),
+    /// `b` and `a`.
+    Apart(Linear, Linear),
+}
+
 /// The projections as checkpoints have them.
-enum Projections {
-    /// qwen3_next: two products, interleaved by key head.
-    Joined { qkvz: Linear, ba: Linear },
-    /// qwen3_5: a product each.
-    Apart {
-        qkv: Linear,
-        z: Linear,
-        b: Linear,
-        a: Linear,
-    },
+struct Projections {
+    wide: Wide,
+    rates: Rates,
 }
 
 impl Projections {
@@ -50,33 +59,30 @@ impl Projections {
         let (_, values) = config.widths();
         let heads = config.value_heads;
         let linear = |name: &str, width| Linear::load(&weights.at(name), hidden, width, false);
-        if layout == Layout::Joined {
-            return Ok(Self::Joined {
-                qkvz: linear("in_proj_qkvz", config.channels() + values)?,
-                ba: linear("in_proj_ba", 2 * heads)?,
-            });
-        }
-        Ok(Self::Apart {
-            qkv: linear("in_proj_qkv", config.channels())?,
-            z: linear("in_proj_z", values)?,
-            b: linear("in_proj_b", heads)?,
-            a: linear("in_proj_a", heads)?,
-        })
+        // GGUF files of qwen3_next have the wide product in parts and the rates joined.
+        let in_parts = layout == Layout::Apart || weights.at("in_proj_qkv").exists();
+        let wide = if in_parts {
+            Wide::Apart(
+                linear("in_proj_qkv", config.channels())?,
+                linear("in_proj_z", values)?,
+            )
+        } else {
+            Wide::Joined(linear("in_proj_qkvz", config.channels() + values)?)
+        };
+        let rates = match layout {
+            Layout::Joined => Rates::Joined(linear("in_proj_ba", 2 * heads)?),
+            Layout::Apart => Rates::Apart(linear("in_proj_b", heads)?, linear("in_proj_a", heads)?),
+        };
+        Ok(Self { wide, rates })
     }
 
     fn forward(&self, x: &Tensor, config: &DeltaConfig) -> Result<Projected> {
         let (heads, dim) = (config.value_heads as i64, config.value_dim as i64);
-        match self {
-            Self::Apart { qkv, z, b, a } => Ok(Projected {
-                mixed: qkv.forward(x)?,
-                z: z.forward(x)?.reshape(&[-1, heads, dim])?,
-                b: b.forward(x)?,
-                a: a.forward(x)?,
-            }),
-            Self::Joined { qkvz, ba } => {
-                let groups = config.key_heads as i64;
-                let key = config.key_dim as i64;
-                let each = heads / groups;
+        let (groups, key) = (config.key_heads as i64, config.key_dim as i64);
+        let each = heads / groups;
+        let (mixed, z) = match &self.wide {
+            Wide::Apart(qkv, z) => (qkv.forward(x)?, z.forward(x)?),
+            Wide::Joined(qkvz) => {
                 let parts = qkvz
                     .forward(x)?
                     .reshape(&[-1, groups, 2 * key + 2 * each * dim])?
@@ -84,16 +90,23 @@ impl Projections {
                 let [q, k, v, z] = four(parts)?;
                 let flat = |t: &Tensor, width: i64| t.reshape(&[-1, groups * width]);
                 let (q, k, v) = (flat(&q, key)?, flat(&k, key)?, flat(&v, each * dim)?);
+                (Tensor::concat(x.backend(), &[&q, &k, &v], 1)?, z)
+            }
+        };
+        let (b, a) = match &self.rates {
+            Rates::Apart(b, a) => (b.forward(x)?, a.forward(x)?),
+            Rates::Joined(ba) => {
                 let rates = ba.forward(x)?.reshape(&[-1, groups, 2 * each])?;
                 let rate = |first: i64| rates.narrow(2, first, each)?.reshape(&[-1, heads]);
-                Ok(Projected {
-                    mixed: Tensor::concat(x.backend(), &[&q, &k, &v], 1)?,
-                    z: z.reshape(&[-1, heads, dim])?,
-                    b: rate(0)?,
-                    a: rate(each)?,
-                })
+                (rate(0)?, rate(each)?)
             }
-        }
+        };
+        Ok(Projected {
+            mixed,
+            z: z.reshape(&[-1, heads, dim])?,
+            b,
+            a,
+        })
     }
 }
 
@@ -131,11 +144,13 @@ impl DeltaNet {
             false => [channels, 1, taps],
         };
         let kernel = conv.tensor("weight", &shape)?.reshape(&[channels, taps])?;
-        let decay = weights
-            .stored("A_log", &heads)?
-            .cast(DType::F32)?
-            .exp()?
-            .neg()?;
+        // GGUF files hold the rate as it is used.
+        let decay = if weights.contains("A") {
+            weights.stored("A", &heads)?.cast(DType::F32)?
+        } else {
+            let log = weights.stored("A_log", &heads)?.cast(DType::F32)?;
+            log.exp()?.neg()?
+        };
         let dt_bias = weights.stored("dt_bias", &heads)?.cast(DType::F32)?;
         for derived in [&kernel, &decay, &dt_bias] {
             weights.keep(derived);
@@ -187,8 +202,12 @@ impl DeltaNet {
                 .mul_scalar(factor)
         };
         let root = (key_dim as f64).sqrt().recip();
-        let q = unit(part(0, key_heads, key_dim)?, root * root)?;
-        let k = unit(part(keys, key_heads, key_dim)?, root)?;
+        let mut q = unit(part(0, key_heads, key_dim)?, root * root)?;
+        let mut k = unit(part(keys, key_heads, key_dim)?, root)?;
+        if self.config.tiled && key_heads != value_heads {
+            let times = [1, (value_heads / key_heads) as i64, 1];
+            (q, k) = (q.tile(&times)?, k.tile(&times)?);
+        }
         let v = part(2 * keys, value_heads, value_dim)?;
         let g = a
             .cast(DType::F32)?

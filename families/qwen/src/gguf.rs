@@ -61,7 +61,7 @@ const LAYER_TENSORS: [(&str, &str); 11] = [
     ("ffn_down", "mlp.down_proj"),
 ];
 
-const EXPERT_TENSORS: [(&str, &str); 7] = [
+pub(crate) const EXPERT_TENSORS: [(&str, &str); 7] = [
     ("ffn_gate_inp", "mlp.gate"),
     ("ffn_gate_exps", "mlp.switch_mlp.gate_proj"),
     ("ffn_up_exps", "mlp.switch_mlp.up_proj"),
@@ -90,22 +90,31 @@ pub(crate) fn adapt(summary: &GgufSummary, kind: Kind) -> Result<GgufAdapter> {
             continue;
         }
         map_tensors(summary, &mut adapter, layer, &EXPERT_TENSORS);
-        // The converter drops the axis of length 1.
-        let gate = format!("blk.{layer}.ffn_gate_inp_shexp.weight");
-        if summary.has(&gate) {
-            let shape = vec![1, hidden];
-            adapter.map_with(
-                gate,
-                format!("model.layers.{layer}.mlp.shared_expert_gate.weight"),
-                vec![GgufOp::Reshape { shape }],
-            );
-        }
+        map_shared_gate(summary, &mut adapter, layer, hidden);
     }
     Ok(adapter)
 }
 
+/// The gate of the shared expert; the converter drops its axis of length 1.
+pub(crate) fn map_shared_gate(
+    summary: &GgufSummary,
+    adapter: &mut GgufAdapter,
+    layer: usize,
+    hidden: usize,
+) {
+    let gate = format!("blk.{layer}.ffn_gate_inp_shexp.weight");
+    if summary.has(&gate) {
+        let shape = vec![1, hidden];
+        adapter.map_with(
+            gate,
+            format!("model.layers.{layer}.mlp.shared_expert_gate.weight"),
+            vec![GgufOp::Reshape { shape }],
+        );
+    }
+}
+
 /// Embedding and rerank models carry the same architecture's name.
-fn refuse_pooling(summary: &GgufSummary) -> Result<()> {
+pub(crate) fn refuse_pooling(summary: &GgufSummary) -> Result<()> {
     const NONE: u64 = 0;
     match summary.opt_number("pooling_type")? {
         Some(pooling) if pooling.as_u64() != Some(NONE) => Err(Error::Unsupported {
@@ -116,7 +125,7 @@ fn refuse_pooling(summary: &GgufSummary) -> Result<()> {
     }
 }
 
-fn count(summary: &GgufSummary, key: &str) -> Result<usize> {
+pub(crate) fn count(summary: &GgufSummary, key: &str) -> Result<usize> {
     const MOST: usize = 1 << 20;
     let number = summary.number(key)?;
     number
@@ -180,7 +189,7 @@ fn read_config(summary: &GgufSummary, kind: Kind, adapter: &mut GgufAdapter) -> 
 }
 
 /// Length of a tensor's axis.
-fn rows_of(summary: &GgufSummary, name: &str, axis: usize) -> Result<usize> {
+pub(crate) fn rows_of(summary: &GgufSummary, name: &str, axis: usize) -> Result<usize> {
     let tensor = summary.tensors.get(name);
     let length = tensor.and_then(|t| t.shape.get(axis).copied());
     length.ok_or_else(|| Error::MissingTensor {
@@ -189,7 +198,7 @@ fn rows_of(summary: &GgufSummary, name: &str, axis: usize) -> Result<usize> {
     })
 }
 
-fn read_scaling(summary: &GgufSummary, adapter: &mut GgufAdapter) -> Result<()> {
+pub(crate) fn read_scaling(summary: &GgufSummary, adapter: &mut GgufAdapter) -> Result<()> {
     let kind = match summary.opt_text("rope.scaling.type")? {
         None | Some("none") => return Ok(()),
         Some(kind) => kind,
@@ -214,7 +223,7 @@ fn read_scaling(summary: &GgufSummary, adapter: &mut GgufAdapter) -> Result<()> 
     Ok(())
 }
 
-fn map_tensors(
+pub(crate) fn map_tensors(
     summary: &GgufSummary,
     adapter: &mut GgufAdapter,
     layer: usize,

@@ -10,6 +10,9 @@ const FULL: &str = "full_attention";
 /// Every so many layers attend, where `layer_types` does not say which.
 const DEFAULT_INTERVAL: usize = 4;
 
+/// Set by our GGUF adapter alone.
+pub(crate) const TILED: &str = "linear_tiled_value_heads";
+
 /// Share of a head's features that is rotated, where the configuration gives none.
 const DEFAULT_ROTATED: f64 = 0.25;
 
@@ -31,6 +34,9 @@ pub(crate) struct DeltaConfig {
     pub value_dim: usize,
     /// Taps of the convolution.
     pub taps: usize,
+    /// Value head h goes with key head `h % key_heads`, as in GGUF files of some; else the heads of a key
+    /// head lie side by side.
+    pub tiled: bool,
 }
 
 impl DeltaConfig {
@@ -60,6 +66,7 @@ impl DeltaConfig {
             taps: config
                 .opt_uint("linear_conv_kernel_dim", 2..=64)?
                 .unwrap_or(4),
+            tiled: config.bool_or(TILED, false)?,
         };
         config.divides(
             ("linear_num_key_heads", delta.key_heads),

@@ -2,7 +2,7 @@
 
 use mlxcel_sdk::arch::find;
 use mlxcel_sdk::testkit::FamilyUnderTest;
-use mlxcel_sdk::{CacheDesc, Config, ModelDesc, Probe, Result, StateDesc};
+use mlxcel_sdk::{CacheDesc, Config, GgufSummary, ModelDesc, Probe, Result, StateDesc};
 use serde_json::{Value, json};
 
 fn base(model_type: &str) -> Value {
@@ -177,4 +177,61 @@ fn bad_values_are_named() {
     config["norm_topk_prob"] = json!(false);
     let text = describe("qwen3_5_moe", &config).unwrap_err().to_string();
     assert!(text.contains("norm_topk_prob"), "{text}");
+}
+
+fn summary(changes: &Value) -> GgufSummary {
+    let mut summary = json!({"general.architecture": "qwen35", "tensors": {
+        "token_embd.weight": {"shape": [61, 32], "type": "F16"},
+        "blk.0.ssm_conv1d.weight": {"shape": [56, 4], "type": "F32"},
+        "blk.0.ssm_a": {"shape": [4], "type": "F32"},
+        "blk.1.attn_q.weight": {"shape": [128, 32], "type": "F16"},
+        "blk.2.nextn.eh_proj.weight": {"shape": [32, 64], "type": "F16"},
+    }});
+    for (key, value) in [
+        ("embedding_length", json!(32)),
+        ("block_count", json!(3)),
+        ("nextn_predict_layers", json!(1)),
+        ("feed_forward_length", json!(48)),
+        ("context_length", json!(512)),
+        ("attention.head_count", json!(4)),
+        ("attention.head_count_kv", json!(2)),
+        ("attention.key_length", json!(16)),
+        ("attention.layer_norm_rms_epsilon", json!(1e-6)),
+        ("rope.dimension_count", json!(4)),
+        ("ssm.conv_kernel", json!(4)),
+        ("ssm.state_size", json!(8)),
+        ("ssm.group_count", json!(2)),
+        ("ssm.time_step_rank", json!(4)),
+        ("ssm.inner_size", json!(24)),
+    ] {
+        summary[format!("qwen35.{key}")] = value;
+    }
+    for (key, value) in changes.as_object().unwrap() {
+        summary[format!("qwen35.{key}")] = value.clone();
+    }
+    serde_json::from_value(summary).unwrap()
+}
+
+#[test]
+fn a_gguf_file_says_what_its_layers_are_by_their_tensors() {
+    let qwen = find("qwen3_5").unwrap().implementation;
+    let adapter = qwen.adapt_gguf(&summary(&json!({}))).unwrap();
+    assert_eq!(adapter.ignore, ["blk.2.nextn.eh_proj.weight"]);
+    let mapped = |name: &str| adapter.tensors.iter().find(|tensor| tensor.to == name);
+    assert!(mapped("model.layers.0.linear_attn.A").is_some());
+    let config = Value::Object(adapter.config.clone());
+    let desc = describe("qwen3_5", &config).unwrap();
+    let states = vec![StateDesc::f32(&[3, 56]), StateDesc::f32(&[4, 8, 6])];
+    assert_eq!(desc.layers[0], CacheDesc::Recurrent { states });
+    assert!(matches!(desc.layers[1], CacheDesc::Dense { k_dim: 16, .. }));
+    assert_eq!(desc.layers.len(), 2);
+    for (changes, part) in [
+        (json!({"nextn_predict_layers": 3}), "nextn_predict_layers"),
+        (json!({"ssm.group_count": null}), "ssm.group_count"),
+        (json!({"ssm.time_step_rank": 0}), "ssm.time_step_rank"),
+        (json!({"pooling_type": 2}), "pooling_type"),
+    ] {
+        let error = qwen.adapt_gguf(&summary(&changes)).unwrap_err().to_string();
+        assert!(error.contains(part), "{changes}: {error}");
+    }
 }

@@ -9,6 +9,7 @@ mod gated_attention;
 mod gguf;
 mod hybrid;
 mod hybrid_config;
+mod hybrid_gguf;
 #[cfg(test)]
 mod hybrid_tests;
 mod model;

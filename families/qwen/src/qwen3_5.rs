@@ -5,6 +5,7 @@ use mlxcel_sdk::prelude::*;
 
 use crate::hybrid::Hybrid;
 use crate::hybrid_config::{HybridConfig, Layout};
+use crate::hybrid_gguf;
 use crate::model::FeedForward;
 
 struct Qwen35;
@@ -12,7 +13,7 @@ struct Qwen35;
 architecture! {
     Qwen35,
     id: "qwen3_5", display_name: "Qwen3.5", category: "dense", task: "text-generation",
-    model_types: ["qwen3_5", "qwen3_5_text"], gguf: [], aliases: ["Qwen3.5"],
+    model_types: ["qwen3_5", "qwen3_5_text"], gguf: ["qwen35"], aliases: ["Qwen3.5"],
     runtimes: ["generate"], modalities_in: ["text"], output: "tokens",
     backends: ["cpu": "supported"], kv_modes: ["fp16"],
 }
@@ -65,6 +66,10 @@ impl Architecture for Qwen35 {
     fn describe(&self, config: &Config<'_>) -> Result<ModelDesc> {
         let (hybrid, inner) = read(config)?;
         Ok(hybrid.describe("qwen3_5", inner))
+    }
+
+    fn adapt_gguf(&self, summary: &GgufSummary) -> Result<GgufAdapter> {
+        hybrid_gguf::adapt(summary, hybrid_gguf::Hybrid::Dense35)
     }
 
     fn load(&self, config: &Config<'_>, weights: &Weights) -> Result<Box<dyn Model>> {

@@ -4,6 +4,7 @@ use mlxcel_sdk::prelude::*;
 
 use crate::hybrid::Hybrid;
 use crate::hybrid_config::{HybridConfig, Layout};
+use crate::hybrid_gguf;
 use crate::qwen3_5::{of_text, probe_text_half};
 use crate::sparse::{SparseConfig, SparseDefaults};
 
@@ -12,7 +13,7 @@ struct Qwen35Moe;
 architecture! {
     Qwen35Moe,
     id: "qwen3_5_moe", display_name: "Qwen3.5 MoE", category: "moe", task: "text-generation",
-    model_types: ["qwen3_5_moe", "qwen3_5_moe_text"], gguf: [],
+    model_types: ["qwen3_5_moe", "qwen3_5_moe_text"], gguf: ["qwen35moe"],
     aliases: ["Qwen3.5-35B-A3B", "Qwen3.5-122B-A10B", "Qwen3.5-397B-A17B"],
     runtimes: ["generate"], modalities_in: ["text"], output: "tokens",
     backends: ["cpu": "supported"], kv_modes: ["fp16"],
@@ -46,6 +47,10 @@ impl Architecture for Qwen35Moe {
     fn describe(&self, config: &Config<'_>) -> Result<ModelDesc> {
         let (hybrid, sparse) = read(config)?;
         Ok(hybrid.describe("qwen3_5_moe", sparse.widest()))
+    }
+
+    fn adapt_gguf(&self, summary: &GgufSummary) -> Result<GgufAdapter> {
+        hybrid_gguf::adapt(summary, hybrid_gguf::Hybrid::Moe35)
     }
 
     fn load(&self, config: &Config<'_>, weights: &Weights) -> Result<Box<dyn Model>> {

@@ -6,6 +6,7 @@ use mlxcel_sdk::prelude::*;
 use crate::config::probe_text;
 use crate::hybrid::Hybrid;
 use crate::hybrid_config::{HybridConfig, Layout};
+use crate::hybrid_gguf;
 use crate::sparse::{SparseConfig, SparseDefaults};
 
 struct Qwen3Next;
@@ -13,7 +14,7 @@ struct Qwen3Next;
 architecture! {
     Qwen3Next,
     id: "qwen3_next", display_name: "Qwen3-Next", category: "moe", task: "text-generation",
-    model_types: ["qwen3_next"], gguf: [],
+    model_types: ["qwen3_next"], gguf: ["qwen3next"],
     aliases: ["Qwen3-Next-80B-A3B", "Qwen3-Coder-Next"],
     runtimes: ["generate"], modalities_in: ["text"], output: "tokens",
     backends: ["cpu": "supported"], kv_modes: ["fp16"],
@@ -41,6 +42,10 @@ impl Architecture for Qwen3Next {
     fn describe(&self, config: &Config<'_>) -> Result<ModelDesc> {
         let (hybrid, sparse) = read(config)?;
         Ok(hybrid.describe("qwen3_next", sparse.widest()))
+    }
+
+    fn adapt_gguf(&self, summary: &GgufSummary) -> Result<GgufAdapter> {
+        hybrid_gguf::adapt(summary, hybrid_gguf::Hybrid::Next)
     }
 
     fn load(&self, config: &Config<'_>, weights: &Weights) -> Result<Box<dyn Model>> {
