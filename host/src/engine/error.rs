@@ -120,6 +120,20 @@ pub enum EngineError {
         /// Why.
         reason: String,
     },
+    /// The backend does not know the model's kind of cache.
+    #[error(
+        "{arch} needs caches of plugin ABI 1.{needs_minor}, backend {backend} was built at 1.{minor}: update the backend"
+    )]
+    BackendTooOld {
+        /// Architecture.
+        arch: String,
+        /// The backend.
+        backend: String,
+        /// Oldest minor that will do.
+        needs_minor: u32,
+        /// The backend's.
+        minor: u32,
+    },
     /// The model does something else.
     #[error("{arch} is a model for {task}, this command needs text-generation")]
     WrongTask {

@@ -36,7 +36,7 @@ pub struct MemoryEstimate {
     pub weights_bytes: u64,
     /// Keys and values of one position, over all layers.
     pub kv_bytes_per_token: u64,
-    /// Keys and values of all positions of all sequences.
+    /// Keys and values of all positions of all sequences, and their states.
     pub kv_bytes_total: u64,
     /// Recurrent states of all sequences, two of each: one that a step reads and one that it writes.
     pub state_bytes: u64,
@@ -55,9 +55,11 @@ pub fn estimate(desc: &ModelDesc, inputs: EstimateInputs) -> MemoryEstimate {
     let per_token = u64::try_from(desc.kv_bytes_per_token(1)).unwrap_or(u64::MAX);
     let kv_bytes_per_token = per_token.saturating_mul(inputs.kv_element_bytes);
     let positions = inputs.tokens.saturating_mul(inputs.batch);
-    let kv_bytes_total = kv_bytes_per_token.saturating_mul(positions);
     let per_sequence = u64::try_from(desc.state_bytes_per_sequence()).unwrap_or(u64::MAX);
     let state_bytes = per_sequence.saturating_mul(2).saturating_mul(inputs.batch);
+    let kv_bytes_total = kv_bytes_per_token
+        .saturating_mul(positions)
+        .saturating_add(state_bytes);
     let rows = positions.min(inputs.step_rows.max(inputs.batch));
     let activations = (desc.activation_width as u64)
         .saturating_mul(rows)
@@ -69,7 +71,6 @@ pub fn estimate(desc: &ModelDesc, inputs: EstimateInputs) -> MemoryEstimate {
     let sum = inputs
         .weights_bytes
         .saturating_add(kv_bytes_total)
-        .saturating_add(state_bytes)
         .saturating_add(activation_bytes);
     // A float cast saturates, and a factor below one or none at all adds nothing.
     let headroom_bytes = (sum as f64 * (inputs.headroom_factor - 1.0).max(0.0)) as u64;
@@ -151,6 +152,7 @@ mod tests {
         let found = estimate(&desc, inputs);
         assert_eq!(found.state_bytes, 100 * 4 * 2 * 3);
         assert_eq!(found.kv_bytes_per_token, 4);
+        assert_eq!(found.kv_bytes_total, 3 * 1000 * 4 + found.state_bytes);
         let longer = EstimateInputs {
             tokens: 9000,
             ..inputs

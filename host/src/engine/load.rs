@@ -131,6 +131,15 @@ pub fn load_runner(
             .insert("precision".to_owned(), Value::from(precision.name()));
     }
     let backend = selected.plugin.open(&open)?;
+    let (needs_minor, minor) = (opened.desc.needs_backend_minor(), backend.minor());
+    if minor < needs_minor {
+        return Err(EngineError::BackendTooOld {
+            arch: opened.desc.arch.clone(),
+            backend: selected.plugin.name().to_owned(),
+            needs_minor,
+            minor,
+        });
+    }
     let config = opened.checkpoint.config().to_string();
     let request = ModelRequest {
         arch: &opened.decision.arch,
@@ -280,7 +289,10 @@ fn cache_sizes(
         None => (left_bytes as f64 * KV_SHARE) as u64,
     };
     let state_bytes = opened.desc.state_bytes_per_sequence() as u64;
-    let most_bytes = options.prefix.max_bytes.unwrap_or(budget_bytes / CHECKPOINT_SHARE);
+    let most_bytes = options
+        .prefix
+        .max_bytes
+        .unwrap_or(budget_bytes / CHECKPOINT_SHARE);
     let checkpoints = (most_bytes.checked_div(state_bytes).unwrap_or(0)).min(MOST_CHECKPOINTS);
     // Two for every request, one that a step reads and one that it writes.
     let states = 2 * options.limits.parallel.max(1) as u64 + checkpoints;
