@@ -90,7 +90,7 @@ fn keys_are_asked_for_everywhere_but_at_health() {
     };
     assert_eq!(
         (cached("one"), cached("two"), cached("one"), cached("two")),
-        (0, 0, 96, 96)
+        (0, 0, 99, 99)
     );
     let mut server = server;
     terminate(&server);

@@ -278,14 +278,14 @@ fn the_prefix_cache_shows_itself_and_can_be_emptied() {
             .success()["timings"]["cache_n"]
             .as_u64()
     };
-    assert_eq!((ask(), ask()), (Some(0), Some(96)));
+    assert_eq!((ask(), ask()), (Some(0), Some(99)));
     server.wait_for("the second step is counted", |server| {
         server.get("/v1/cache/stats").success()["hits"] == 1
     });
     let stats = server.get("/v1/cache/stats").success();
     assert_eq!(
         (stats["pages"].as_u64(), stats["tokens_reused"].as_u64()),
-        (Some(3), Some(96))
+        (Some(4), Some(99))
     );
     assert_eq!(
         server.post("/v1/cache/reset", &json!({})).success()["status"],
