@@ -85,7 +85,11 @@ fn damaged_pages_are_misses_and_are_deleted() {
         fs::write(&file, bytes).unwrap();
         let tier = open(dir.path(), 10_000, 1);
         assert_eq!(read(&tier, "", &tokens), None, "{at}");
-        assert_eq!((tier.stats().damaged_files, tier.stats().files), (1, 0), "{at}");
+        assert_eq!(
+            (tier.stats().damaged_files, tier.stats().files),
+            (1, 0),
+            "{at}"
+        );
     }
     let dir = tempfile::tempdir().unwrap();
     write(open(dir.path(), 10_000, 1), &tokens, b"bytes");
