@@ -50,6 +50,31 @@ impl MappedFile {
         &self.path
     }
 
+    /// Lets go of the pages of a range that were read and are not needed for now; they stay in the
+    /// system's cache of the file and come back when they are read again. Without it a file that is
+    /// repacked while it is loaded would count twice in the resident size.
+    pub fn release(&self, range: std::ops::Range<usize>) {
+        #[cfg(unix)]
+        if let Some(map) = &self.map {
+            let end = range.end.min(map.len());
+            let start = range.start;
+            if start < end {
+                // SAFETY: the map is shared, read-only and backed by its file, so that dropped pages
+                // are read from it again, with the same bytes. Advice that is refused changes
+                // nothing.
+                let _ = unsafe {
+                    map.unchecked_advise_range(
+                        memmap2::UncheckedAdvice::DontNeed,
+                        start,
+                        end - start,
+                    )
+                };
+            }
+        }
+        #[cfg(not(unix))]
+        let _ = range;
+    }
+
     /// The whole file.
     pub fn bytes(&self) -> &[u8] {
         self.map.as_deref().unwrap_or(&[])
@@ -59,6 +84,20 @@ impl MappedFile {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn released_pages_come_back_with_the_same_bytes() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("a");
+        let content: Vec<u8> = (0..400_000u32).map(|i| (i % 251) as u8).collect();
+        std::fs::write(&path, &content).unwrap();
+        let file = MappedFile::open(&path).unwrap();
+        assert_eq!(file.bytes(), content);
+        for range in [0..400_000, 5..70_000, 399_000..900_000, 3..3] {
+            file.release(range);
+            assert_eq!(file.bytes(), content);
+        }
+    }
 
     #[test]
     fn maps_files_and_refuses_the_rest() {

@@ -60,13 +60,14 @@ impl Plan {
                 bytes,
             });
         }
-        let source = file.bytes().get(range).ok_or_else(moved)?;
+        let source = file.bytes().get(range.clone()).ok_or_else(moved)?;
         let info = self.info(part);
         let (dtype, buffer) = match (self.bits, part) {
             (Some(_), Part::Weight) => (DType::U32, self.codes(source, info.byte_len)),
             (Some(_), _) => self.factors(source, part)?,
             (None, _) => self.values(source)?,
         };
+        file.release(range);
         Ok(TensorData {
             dtype,
             shape: info.shape,
