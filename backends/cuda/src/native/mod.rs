@@ -60,6 +60,8 @@ pub(crate) struct State {
     scratch: (usize, usize),
     /// Expanded weights of the product under way: address and size.
     expanded: (usize, usize),
+    /// Blocks that last as long as the backend: addresses and sizes.
+    kept: Vec<(usize, usize)>,
     /// `COUNTERS` zeros; whoever counts leaves zeros behind.
     counters: usize,
     /// Operations that wait for the next one, to be submitted with it.
@@ -98,6 +100,7 @@ fn install(table: &mut BackendOps, _settings: &mlxcel_backend_mlx::KernelSetting
         starts_early: architecture >= EARLY_START_ARCHITECTURE,
         scratch: (0, 0),
         expanded: (0, 0),
+        kept: vec![(counters, bytes)],
         counters,
         pending: Pending::Nothing,
         frequencies: HashMap::new(),
@@ -116,6 +119,10 @@ fn remove(ctx: *mut c_void) {
         for state in states.iter().filter(|state| state.ctx == ctx as usize) {
             // An error here has nobody to be told to: the backend is being closed.
             let _ = state.driver.synchronize(state.stream);
+            let last = [state.scratch, state.expanded];
+            for (address, size) in state.kept.iter().chain(&last).filter(|block| block.1 > 0) {
+                state.pool.put(*address, *size);
+            }
             state.pool.close(state.driver);
         }
         states.retain(|state| state.ctx != ctx as usize);

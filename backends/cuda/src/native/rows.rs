@@ -89,7 +89,8 @@ fn frequencies(state: &mut State, dims: u32, base: f32) -> Result<usize> {
         .map(|i| f64::from(base).powf(-2.0 * f64::from(i) / f64::from(dims)) as f32)
         .flat_map(f32::to_le_bytes)
         .collect();
-    let (address, _) = state.pool.take(state.driver, values.len())?;
+    let (address, size) = state.pool.take(state.driver, values.len())?;
+    state.kept.push((address, size));
     // SAFETY: the block has room for the values.
     unsafe {
         state
