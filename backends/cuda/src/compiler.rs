@@ -65,6 +65,12 @@ fn get() -> Result<&'static Compiler> {
     })
 }
 
+/// Whether there is a compiler.
+#[cfg(test)]
+pub(crate) fn is_there() -> bool {
+    get().is_ok()
+}
+
 /// The program under compilation, which ends with this.
 struct Open<'a> {
     compiler: &'a Compiler,

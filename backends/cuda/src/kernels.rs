@@ -104,3 +104,45 @@ impl Kernels {
         Ok(function)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Generations that are compiled for in the test: the first with the instructions used, and that of the H100.
+    const ARCHITECTURES: [i32; 2] = [80, 90];
+
+    fn texts() -> Vec<Text> {
+        let mut texts = vec![
+            Text::Rows,
+            Text::Product {
+                bits: 16,
+                group_size: 64,
+            },
+        ];
+        for group_size in [32, 64, 128] {
+            texts.extend([4, 8].map(|bits| Text::Product { bits, group_size }));
+        }
+        texts.extend(
+            [(64, 3), (128, 4), (256, 2)].map(|(width, group)| Text::Attention { width, group }),
+        );
+        texts
+    }
+
+    /// Needs NVIDIA's compiler (the package nvidia-cuda-nvrtc, its folder on the library path), no device.
+    #[test]
+    fn every_text_compiles_where_the_compiler_is() {
+        if !compiler::is_there() {
+            return;
+        }
+        for text in texts() {
+            for architecture in ARCHITECTURES {
+                for is_f16 in [false, true] {
+                    let source = format!("{COMMON}{}", text.source());
+                    let image = compiler::compile(&source, architecture, &text.defines(is_f16));
+                    assert!(!image.unwrap().is_empty(), "{text:?}");
+                }
+            }
+        }
+    }
+}
