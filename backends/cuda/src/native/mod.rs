@@ -39,6 +39,10 @@ const LEAST_ARCHITECTURE: i32 = 80;
 const EARLY_START_ARCHITECTURE: i32 = 90;
 /// `CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT` and the two parts of the compute capability.
 const ATTRIBUTE_PROCESSORS: i32 = 16;
+/// `CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN`.
+const ATTRIBUTE_SHARED_BYTES: i32 = 97;
+/// Left for what such kernels have in shared memory besides.
+const FIXED_SHARED_BYTES: i32 = 2048;
 const ATTRIBUTE_MAJOR: i32 = 75;
 const ATTRIBUTE_MINOR: i32 = 76;
 /// Blocks of one launch that can add their parts together.
@@ -56,6 +60,8 @@ pub(crate) struct State {
     /// Multiprocessors.
     processors: u32,
     starts_early: bool,
+    /// Shared memory that a block can be given.
+    most_shared_bytes: u32,
     /// Partial sums of a launch: address and size.
     scratch: (usize, usize),
     /// Expanded weights of the product under way: address and size.
@@ -98,6 +104,8 @@ fn install(table: &mut BackendOps, _settings: &mlxcel_backend_mlx::KernelSetting
         kernels: Kernels::new(architecture),
         processors: driver.attribute(ATTRIBUTE_PROCESSORS, device)?.max(1) as u32,
         starts_early: architecture >= EARLY_START_ARCHITECTURE,
+        most_shared_bytes: (driver.attribute(ATTRIBUTE_SHARED_BYTES, device)? - FIXED_SHARED_BYTES)
+            .max(0) as u32,
         scratch: (0, 0),
         expanded: (0, 0),
         kept: vec![(counters, bytes)],

@@ -23,8 +23,6 @@ const MOST_ROWS_PLAIN: usize = 64;
 const PLAIN_GROUP_SIZE: u32 = 64;
 /// Most bytes of an expanded weight.
 const MOST_EXPANDED_BYTES: usize = 1 << 30;
-/// Shared memory of a block, at most, on every device that we know.
-const MOST_SHARED_BYTES: u32 = 160 << 10;
 
 pub(super) fn install(table: &mut BackendOps) {
     table.quantized_matmul = quantized_matmul;
@@ -162,7 +160,7 @@ fn quantized(
     if words.shape().len() != 2 {
         return Ok(None);
     }
-    if m > MOST_ROWS {
+    if m > MOST_ROWS || !has_room(state, &w, m) {
         state.flush(&device)?;
         return through_expansion(device, state, args.x, &w, x.dtype);
     }
@@ -202,7 +200,15 @@ fn plain(device: Device<'_>, state: &mut State, a: Tensor, b: Tensor) -> Result<
         rows: rows as usize,
         columns: columns as usize,
     };
+    if !has_room(state, &w, m) {
+        return Ok(None);
+    }
     multiply(&device, state, &x, &w, m, &held).map(Some)
+}
+
+/// Whether the device has the shared memory that the kernel for so many rows takes.
+fn has_room(state: &State, w: &Weight, m: usize) -> bool {
+    m <= FEW_ROWS || Plan::of(w, m, state.processors).shared_bytes <= state.most_shared_bytes
 }
 
 fn multiply(
@@ -251,7 +257,7 @@ fn multiply(
             x.dtype,
             plan.name,
             &shape,
-            MOST_SHARED_BYTES.max(plan.shared_bytes),
+            state.most_shared_bytes,
             arguments,
         )
     }?;
