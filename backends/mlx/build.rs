@@ -59,7 +59,14 @@ fn run() -> Result<(), String> {
         build.file(&path);
         println!("cargo::rerun-if-changed={path}");
     }
-    for header in ["error.h", "internal.h", "memo.h", "runs.h", "shim.h", "stream.h"] {
+    for header in [
+        "error.h",
+        "internal.h",
+        "memo.h",
+        "runs.h",
+        "shim.h",
+        "stream.h",
+    ] {
         println!(
             "cargo::rerun-if-changed={}",
             Path::new("cpp").join(header).display()

@@ -100,3 +100,32 @@ fn a_text_that_is_too_short_and_a_setting_that_is_not_there_are_told() {
     assert_eq!(done.code, Some(2));
     assert!(done.stderr.contains("--against speed=2"), "{}", done.stderr);
 }
+
+/// The mock backend does not say that it keeps keys and values in another type than that of the activations.
+#[test]
+fn types_of_keys_and_values_that_a_backend_does_not_keep_are_refused_at_once() {
+    let mlxcel = Mlxcel::new().with_mock_plugins();
+    let model = scripted_model(&mlxcel, "scripted", &json!({}));
+    let model = model.display().to_string();
+    let both = ["--cache-type-k", "f16", "--cache-type-v", "f16"];
+    let speed = ["bench", "-m", &model, "-p", "4", "-n", "0", "-r", "1"];
+    let answer = ["generate", "-m", &model, "-p", "x", "-n", "1"];
+    let serve = ["serve", &model, "--port", "0"];
+    for command in [&speed[..], &answer, &serve] {
+        let run = |flags: &[&str]| {
+            mlxcel.run(command.iter().chain(["--dtype", "f32"].iter()).chain(flags))
+        };
+        insta::allow_duplicates! {
+            insta::assert_snapshot!(run(&both).show(), @r"");
+            insta::assert_snapshot!(run(&both[..2]).show(), @r"");
+        }
+    }
+    let mut same = speed.to_vec();
+    same.extend(["--dtype", "f16", "-o", "json"]);
+    same.extend(both);
+    let report = mlxcel.run(&same).expect_success().json();
+    assert_eq!(
+        (&report["dtype"], &report["kv_dtype"]),
+        (&json!("f16"), &json!("f16"))
+    );
+}

@@ -165,6 +165,34 @@ fn inspect_reads_the_headers_of_a_real_model() {
     assert_eq!(json["kv_bytes_total"], json!(per_token * 8192));
 }
 
+/// What the guard counts for caches follows their type, that of the activations apart.
+#[test]
+fn half_caches_count_half() {
+    let model = real_model();
+    let model = model.to_str().expect("text");
+    let mlxcel = Mlxcel::new()
+        .with_real_plugins()
+        .with("MLXCEL_MEMORY_LIMIT", "1T");
+    let line = |flags: &[&str]| {
+        let args = ["generate", "-m", model, "--estimate-memory"];
+        let done = mlxcel.run(args.iter().chain(flags)).expect_success();
+        let found = done.stdout.split("caches ").nth(1).expect("caches");
+        let caches = found.split(',').next().expect("a part").to_owned();
+        (
+            done.stdout.split(" (").next().expect("a part").to_owned(),
+            caches,
+        )
+    };
+    let (text, caches) = line(&[]);
+    assert!(text.ends_with(" for 8192 tokens in f32"), "{text}");
+    let (half_text, half_caches) = line(&["--cache-type-k", "f16", "--cache-type-v", "f16"]);
+    assert!(
+        half_text.ends_with(" for 8192 tokens in f32 with f16 keys and values"),
+        "{half_text}"
+    );
+    assert_eq!((&*caches, &*half_caches), ("360.0 MiB", "180.0 MiB"));
+}
+
 /// `inspect` and the guard of `run` say the same of the same model, whatever the type.
 #[test]
 fn inspect_and_the_guard_have_one_verdict() {

@@ -12,8 +12,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use mlxcel::engine::{
-    CancelToken, DiskOptions, EngineHandle, Event, GenerateRequest, LoadOptions, PrefixOptions,
-    open_model, start_engine,
+    CancelToken, DiskOptions, EngineHandle, Event, GenerateRequest, KvTypes, LoadOptions,
+    PrefixOptions, open_model, start_engine,
 };
 use mlxcel::plugin::{BackendChoice, DType, Loader};
 use mlxcel::sampling::SamplingParams;
@@ -22,6 +22,15 @@ use mlxcel_registry::plugin::{Catalogue, HostProfile, SearchInputs};
 const PAGE: usize = 32;
 
 fn engine(variant: &str, ctx_size: usize, prefix: PrefixOptions) -> EngineHandle {
+    engine_with(variant, ctx_size, KvTypes::default(), prefix)
+}
+
+fn engine_with(
+    variant: &str,
+    ctx_size: usize,
+    kv_types: KvTypes,
+    prefix: PrefixOptions,
+) -> EngineHandle {
     let dir = std::env::var_os("MLXCEL_TEST_PLUGINS_DIR");
     let dir =
         dir.expect("MLXCEL_TEST_PLUGINS_DIR is not set: run the tests with `cargo xtask test`");
@@ -40,6 +49,7 @@ fn engine(variant: &str, ctx_size: usize, prefix: PrefixOptions) -> EngineHandle
         .unwrap();
     let options = LoadOptions {
         dtype: Some(DType::F32),
+        kv_types,
         threads: 1,
         ctx_size,
         kv_budget_bytes: Some(1 << 30),
@@ -174,6 +184,24 @@ fn full_pages_survive_a_restart_and_give_the_same_answer() {
     let emptied = engine("llama-gqa", 0, options());
     emptied.clear_prefix_cache().unwrap();
     assert_eq!(ask(&emptied, "", &prompt, 1).1, 0);
+}
+
+#[test]
+fn pages_of_half_types_are_kept_apart_and_take_half_the_bytes() {
+    let dir = tempfile::tempdir().unwrap();
+    let options = || on_disk(dir.path(), 1 << 30);
+    let half = || engine_with("llama-gqa", 0, KvTypes::both(DType::F16), options());
+    let prompt = tokens(100, 2);
+    let size = |path: &PathBuf| fs::metadata(path).unwrap().len();
+    ask(&engine("llama-gqa", 0, options()), "", &prompt, 10);
+    let whole = pages(dir.path());
+    let (answer, found) = ask(&half(), "", &prompt, 10);
+    assert_eq!(found, 0);
+    let mut added = pages(dir.path());
+    added.retain(|path| !whole.contains(path));
+    assert_eq!((whole.len(), added.len()), (3, 3));
+    assert!(size(&added[0]) < size(&whole[0]) * 6 / 10);
+    assert_eq!(ask(&half(), "", &prompt, 10), (answer, 3 * PAGE));
 }
 
 #[test]

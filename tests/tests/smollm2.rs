@@ -14,10 +14,10 @@ use std::path::PathBuf;
 
 use mlxcel::chat::{ChatOptions, ChatSession, ModelText};
 use mlxcel::engine::{
-    CancelToken, EngineFacts, EngineHandle, Event, FinishReason, GenerateRequest, LoadOptions,
-    open_model, start_engine,
+    CancelToken, EngineFacts, EngineHandle, Event, FinishReason, GenerateRequest, KvTypes,
+    LoadOptions, open_model, start_engine,
 };
-use mlxcel::plugin::{BackendChoice, Loader};
+use mlxcel::plugin::{BackendChoice, DType, Loader};
 use mlxcel::sampling::SamplingParams;
 use mlxcel_registry::plugin::{Catalogue, HostProfile, SearchInputs};
 use serde_json::Value;
@@ -38,6 +38,10 @@ fn catalogue() -> Catalogue {
 }
 
 fn engine() -> (EngineHandle, EngineFacts, ModelText) {
+    engine_with(KvTypes::default())
+}
+
+fn engine_with(kv_types: KvTypes) -> (EngineHandle, EngineFacts, ModelText) {
     let (catalogue, loader) = (catalogue(), Loader::default());
     let opened = open_model(
         &required("MLXCEL_TEST_MODEL_GGUF"),
@@ -51,7 +55,8 @@ fn engine() -> (EngineHandle, EngineFacts, ModelText) {
         .unwrap();
     let text = ModelText::of(&opened).unwrap();
     let options = LoadOptions {
-        dtype: Some(mlxcel::plugin::DType::F32),
+        dtype: Some(DType::F32),
+        kv_types,
         ..LoadOptions::default()
     };
     let (engine, facts) = start_engine(opened, backend, options, |_, _| {}).unwrap();
@@ -117,6 +122,39 @@ fn logits_and_greedy_tokens_match_the_references() {
         let want = ids(&prompt["exact"]["greedy"]);
         let got = greedy(&engine, tokens, want.len());
         assert_eq!(got, want, "{name}");
+    }
+}
+
+/// A cache of a half type holds half as much and rounds what it holds: the likeliest tokens are the same.
+#[test]
+fn caches_of_half_types_give_the_same_greedy_tokens() {
+    let golden = golden();
+    let answers = |kv_types| {
+        let (engine, facts, _) = engine_with(kv_types);
+        let mut answers = Vec::new();
+        let mut logits = Vec::new();
+        for prompt in golden["prompts"].as_array().unwrap() {
+            let tokens = ids(&prompt["ids"]);
+            logits.extend(engine.score(tokens.clone()).unwrap());
+            answers.push(greedy(&engine, tokens, 16));
+        }
+        (answers, logits, facts, engine.figures().kv_bytes)
+    };
+    let (wanted, exact, facts, exact_bytes) = answers(KvTypes::default());
+    assert_eq!((facts.dtype, facts.kv_dtype), (DType::F32, DType::F32));
+    for (dtype, limit) in [(DType::F16, 0.05), (DType::BF16, 0.5)] {
+        let (found, logits, facts, bytes) = answers(KvTypes::both(dtype));
+        assert_eq!((facts.dtype, facts.kv_dtype), (DType::F32, dtype));
+        assert_eq!(2 * bytes, exact_bytes, "{dtype:?}");
+        let off = logits.iter().zip(&exact).map(|(a, b)| (a - b).abs());
+        let off = off.fold(0.0, f32::max);
+        assert!(
+            off > 0.0 && off < limit,
+            "{dtype:?}: logits differ by {off}"
+        );
+        if dtype == DType::F16 {
+            assert_eq!(found, wanted);
+        }
     }
 }
 

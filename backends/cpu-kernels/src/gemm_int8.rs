@@ -4,6 +4,11 @@
 //! holds four neighbours of one row. A step broadcasts four neighbours of `x` to all lanes, so that
 //! sums never cross lanes. Integers within [`QUANT_GROUP`] elements, f32 beyond.
 
+#![allow(
+    clippy::needless_range_loop,
+    reason = "rows and columns of register tiles are indices into several arrays at once"
+)]
+
 use std::sync::{Mutex, PoisonError};
 
 use crate::Isa;

@@ -66,6 +66,11 @@ fn probe() -> Result<Probe> {
     );
     // Kernels compute in f32; half types go through MLX's slower general path.
     details.insert("preferred_dtype".to_owned(), Value::from("f32"));
+    // Attention converts what it reads of the caches on its way to the products.
+    details.insert(
+        "kv_dtypes".to_owned(),
+        Value::from(vec!["f32", "f16", "bf16"]),
+    );
     details.insert("isa".to_owned(), Value::from(features));
     Ok(Probe {
         score: SCORE,

@@ -14,9 +14,10 @@ use crate::template::TemplateSet;
 
 use super::args::{FamilyArgs, LogArgs, PluginArgs, StoreArgs};
 use super::error::CliError;
+use super::kv_type::KvTypeArgs;
 use super::sampling::SamplerArgs;
 
-/// Float type of activations and caches.
+/// Float type of activations.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum DTypeArg {
     /// What backend and checkpoint prefer
@@ -146,9 +147,12 @@ pub struct ModelArgs {
         help_heading = "Model"
     )]
     pub ctx_size: usize,
-    /// Float type of activations and caches
+    /// Float type of activations, and of caches unless --cache-type-k and -v say otherwise
     #[arg(long, value_enum, default_value_t = DTypeArg::Auto, help_heading = "Model")]
     pub dtype: DTypeArg,
+    /// Types of keys and values.
+    #[command(flatten)]
+    pub kv_type: KvTypeArgs,
     /// Backend plugin: `auto` or a name
     #[arg(
         long,
@@ -221,6 +225,7 @@ impl ModelArgs {
                 DTypeArg::F16 => Some(DType::F16),
                 DTypeArg::Bf16 => Some(DType::BF16),
             },
+            kv_types: self.kv_type.types(),
             ctx_size: self.ctx_size,
             threads: self.threads,
             precision: match self.precision {

@@ -165,6 +165,7 @@ pub struct Guard {
     budget: Budget,
     tokens: u64,
     dtype: DType,
+    kv_dtype: DType,
 }
 
 impl Guard {
@@ -178,6 +179,7 @@ impl Guard {
         let dtype = options
             .dtype
             .unwrap_or_else(|| preferred_dtype(opened, backend));
+        let kv_dtype = options.kv_types.resolve(dtype, backend)?;
         let context = opened.desc.context_length as u64;
         let tokens = match options.ctx_size {
             0 => context.min(PLANNED_TOKENS),
@@ -188,7 +190,7 @@ impl Guard {
             tokens,
             batch: 1,
             step_rows: options.limits.budget.rows as u64,
-            kv_element_bytes: dtype.size_bytes() as u64,
+            kv_element_bytes: kv_dtype.size_bytes() as u64,
             activation_element_bytes: dtype.size_bytes() as u64,
             headroom_factor: headroom_factor()?,
         };
@@ -197,6 +199,7 @@ impl Guard {
             budget: device_budget(backend)?,
             tokens,
             dtype,
+            kv_dtype,
         })
     }
 
@@ -221,10 +224,11 @@ impl Guard {
             .bytes
             .map_or_else(|| "unknown".to_owned(), bytes_text);
         format!(
-            "memory: {} for {} tokens in {} (weights {}, caches {}, activations {}, headroom {}); budget {budget} ({})",
+            "memory: {} for {} tokens in {}{} (weights {}, caches {}, activations {}, headroom {}); budget {budget} ({})",
             bytes_text(self.estimate.total_bytes),
             self.tokens,
             self.dtype.name(),
+            beside(self.dtype, self.kv_dtype),
             bytes_text(self.estimate.weights_bytes),
             bytes_text(self.estimate.kv_bytes_total),
             bytes_text(self.estimate.activation_bytes),
@@ -232,6 +236,14 @@ impl Guard {
             self.budget.origin
         )
     }
+}
+
+/// What is said of the type of keys and values behind that of the activations: nothing where it is the same.
+pub fn beside(dtype: DType, kv_dtype: DType) -> String {
+    if kv_dtype == dtype {
+        return String::new();
+    }
+    format!(" with {} keys and values", kv_dtype.name())
 }
 
 #[cfg(test)]

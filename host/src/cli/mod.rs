@@ -16,6 +16,7 @@ mod generate;
 mod generation;
 mod inspect;
 mod interrupt;
+mod kv_type;
 mod list;
 mod logging;
 mod memory;

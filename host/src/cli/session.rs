@@ -8,7 +8,7 @@ use crate::engine::{EngineFacts, FinishReason, open_model, start_engine};
 use super::console::Console;
 use super::error::CliError;
 use super::generation::{GenerationArgs, PromptForm};
-use super::memory::Guard;
+use super::memory::{Guard, beside};
 use super::place::{loader, usable_catalogue};
 use super::progress::LoadProgress;
 use super::repl::Chat;
@@ -112,7 +112,7 @@ pub fn headline(resolved: &Resolved, facts: &EngineFacts) -> String {
     };
     let (family, backend) = (&facts.family, &facts.backend);
     format!(
-        "{model}: family {} {} ({}), backend {} {} on {}, {}, context {} tokens",
+        "{model}: family {} {} ({}), backend {} {} on {}, {}{}, context {} tokens",
         family.0,
         family.1,
         facts.arch,
@@ -120,6 +120,7 @@ pub fn headline(resolved: &Resolved, facts: &EngineFacts) -> String {
         backend.1,
         facts.device,
         facts.dtype.name(),
+        beside(facts.dtype, facts.kv_dtype),
         facts.context_tokens
     )
 }

@@ -70,6 +70,28 @@ pub enum EngineError {
         /// The model's.
         model_tokens: usize,
     },
+    /// Keys of one type and values of another.
+    #[error(
+        "keys would be kept in {keys} and values in {values}: give --cache-type-k and --cache-type-v the same type"
+    )]
+    KvTypesDiffer {
+        /// Of keys.
+        keys: &'static str,
+        /// Of values.
+        values: &'static str,
+    },
+    /// A type of keys and values that the backend does not attend to.
+    #[error(
+        "backend {backend} does not keep keys and values in {asked} beside activations in {activations}: leave --cache-type-k and --cache-type-v out, or set --dtype {asked}"
+    )]
+    KvTypeUnsupported {
+        /// Asked for.
+        asked: &'static str,
+        /// Type of the activations.
+        activations: &'static str,
+        /// The backend.
+        backend: String,
+    },
     /// The KV pool has no room.
     #[error(
         "the KV pool has {available_pages} free pages and {wanted_pages} are needed: shorten the conversation or allow more memory for keys and values"

@@ -10,6 +10,7 @@ use super::batch::BatchLimits;
 use super::detect::OpenedModel;
 use super::error::EngineError;
 use super::fingerprint::Fingerprint;
+use super::kv_types::KvTypes;
 use super::prefix::PrefixLimits;
 use super::prefix_disk::{DiskOptions, DiskTier};
 use super::runner::{PAGE_SIZE, Runner};
@@ -21,6 +22,8 @@ use super::weight_source::CheckpointWeights;
 pub struct LoadOptions {
     /// Float type of activations; none lets the backend and the checkpoint decide.
     pub dtype: Option<DType>,
+    /// Types of keys and values.
+    pub kv_types: KvTypes,
     /// Longest sequence in tokens; 0 is the model's own limit.
     pub ctx_size: usize,
     /// Compute threads; 0 lets the backend decide.
@@ -76,8 +79,10 @@ pub struct EngineFacts {
     pub backend: (String, String),
     /// What the backend says of the device.
     pub device: String,
-    /// Float type of activations and caches.
+    /// Float type of activations.
     pub dtype: DType,
+    /// Type of keys and values.
+    pub kv_dtype: DType,
     /// Longest sequence, in tokens.
     pub context_tokens: usize,
     /// Tokens that fit into the KV pool, over all sequences.
@@ -120,6 +125,7 @@ pub fn load_runner(
     let dtype = options
         .dtype
         .unwrap_or_else(|| preferred_dtype(opened, selected));
+    let kv_dtype = options.kv_types.resolve(dtype, selected)?;
     let context_tokens = context_tokens(opened.desc.context_length, options.ctx_size)?;
     let mut open = OpenOptions::default();
     if options.threads > 0 {
@@ -155,7 +161,7 @@ pub fn load_runner(
         .first()
         .map(|device| device.description.clone())
         .unwrap_or_default();
-    let (kv_tokens, checkpoints) = cache_sizes(opened, selected, options, dtype, context_tokens);
+    let (kv_tokens, checkpoints) = cache_sizes(opened, selected, options, kv_dtype, context_tokens);
     let facts = EngineFacts {
         arch: opened.decision.arch.clone(),
         family: (
@@ -168,16 +174,23 @@ pub fn load_runner(
         ),
         device,
         dtype,
+        kv_dtype,
         context_tokens,
         kv_tokens,
         vocab_size: opened.desc.vocab_size,
         weights_bytes: opened.checkpoint.weights_bytes(),
         load: started.elapsed(),
     };
-    let page_bytes = opened.desc.kv_bytes_per_token(dtype.size_bytes()) * PAGE_SIZE;
-    let runner = Runner::new(model, opened.desc.clone(), context_tokens, kv_tokens, dtype)
-        .with_states(options.limits.parallel.max(1), checkpoints)
-        .with_prefix_limits(options.prefix.limits(page_bytes));
+    let page_bytes = opened.desc.kv_bytes_per_token(kv_dtype.size_bytes()) * PAGE_SIZE;
+    let runner = Runner::new(
+        model,
+        opened.desc.clone(),
+        context_tokens,
+        kv_tokens,
+        kv_dtype,
+    )
+    .with_states(options.limits.parallel.max(1), checkpoints)
+    .with_prefix_limits(options.prefix.limits(page_bytes));
     let runner = match &options.prefix.disk {
         None => runner,
         Some(_) if !runner.has_exact_boundaries() => {
@@ -226,6 +239,7 @@ fn open_disk(
         fingerprint.add_content(selected.plugin.path())?;
         fingerprint.add(format!("{:?}", opened.desc));
         fingerprint.add(facts.dtype.name());
+        fingerprint.add(facts.kv_dtype.name());
         fingerprint.add(precision.map_or("", Precision::name));
         // Scaled rotations may depend on the context that was asked for.
         fingerprint.add(facts.context_tokens.to_le_bytes());
@@ -237,7 +251,7 @@ fn open_disk(
     })
 }
 
-/// Float type of activations and caches when nobody asks for one: the backend's preference, else what
+/// Float type of activations, and of caches unless told otherwise, when nobody asks for one: the backend's preference, else what
 /// the checkpoint was saved in, else f16.
 pub fn preferred_dtype(opened: &OpenedModel, selected: &SelectedBackend) -> DType {
     let named = |value: Option<&Value>| {
@@ -271,11 +285,11 @@ fn cache_sizes(
     opened: &OpenedModel,
     selected: &SelectedBackend,
     options: &LoadOptions,
-    dtype: DType,
+    kv_dtype: DType,
     context_tokens: usize,
 ) -> (usize, usize) {
     let wanted = context_tokens.saturating_mul(options.limits.parallel.max(1));
-    let per_token = opened.desc.kv_bytes_per_token(dtype.size_bytes()).max(1) as u64;
+    let per_token = opened.desc.kv_bytes_per_token(kv_dtype.size_bytes()).max(1) as u64;
     let free_bytes = selected
         .report
         .devices

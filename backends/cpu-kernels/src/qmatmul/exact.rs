@@ -3,6 +3,11 @@
 //! A vector of words holds eight nibbles a lane, so the activations are laid out as
 //! `[block][nibble][lane]`, and every step is shift, table look-up, multiply-add.
 
+#![allow(
+    clippy::needless_range_loop,
+    reason = "rows and columns of register tiles are indices into several arrays at once"
+)]
+
 use super::prepare::Prepared;
 use super::rows::{Path, Rows};
 use crate::factor::{Factor, spread};
@@ -23,7 +28,7 @@ impl<S: Simd> Path for Exact<S> {
         let n_words = t.row_bytes / 4;
         // SAFETY: `x` is padded to whole blocks; see `block` for the weights.
         unsafe {
-            let places = S::places((8 * S::LANES >> t.group_log2).max(1));
+            let places = S::places(((8 * S::LANES) >> t.group_log2).max(1));
             let x4 = x.x4.as_ptr().add(first * x.padded4);
             let mut acc = [[S::zero(); M]; R];
             // Blocks that are whole and have four scales to read.

@@ -1,5 +1,10 @@
 //! Dot products of packed weights with activations of 8 bits: integers inside a group, f32 sums.
 
+#![allow(
+    clippy::needless_range_loop,
+    reason = "rows and columns of register tiles are indices into several arrays at once"
+)]
+
 use super::prepare::Prepared;
 use super::rows::{Path, Rows};
 use crate::factor::{Factor, spread};
@@ -27,7 +32,7 @@ impl<B: Bytes> Path for Int8<B> {
                 stride: x.padded4,
                 scale_stride: x.padded4 / 8,
             };
-            let places = B::F::places((2 * vector >> t.group_log2).max(1));
+            let places = B::F::places(((2 * vector) >> t.group_log2).max(1));
             let mut acc = [[B::F::zero(); M]; R];
             let whole = whole_bytes(t.groups, t.group_log2, t.row_bytes, vector, 2);
             let mut at = 0;

@@ -1,6 +1,11 @@
 //! One thread's share of a product: rows of the weight four by four, rows of `x` up to four at a
 //! time, so that a weight is read from memory once for all rows of `x`.
 
+#![allow(
+    clippy::needless_range_loop,
+    reason = "rows and columns of register tiles are indices into several arrays at once"
+)]
+
 use super::codes;
 use super::exact::Exact;
 use super::int8::Int8;

@@ -21,8 +21,8 @@ use mlxcel_abi::error::report;
 use mlxcel_abi::guard::catch;
 use mlxcel_abi::ops::BackendOps;
 use mlxcel_abi::{AbiError, DType, ErrorObj, Result, Status, Tensor, status};
-use mlxcel_backend_mlx::{KernelSettings, Kernels};
 use mlxcel_backend_mlx::native::{Native, View};
+use mlxcel_backend_mlx::{KernelSettings, Kernels};
 use mlxcel_cpu_kernels::{Isa, Pool, attention as attention_kernel, gemm, gemm_int8, qmatmul, row};
 
 /// Hooks for the backend's description.

@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 
 use crate::chat::ModelText;
 use crate::engine::load::load_runner;
-use crate::engine::{EngineError, EngineFacts, LoadOptions, OpenedModel, Precision};
+use crate::engine::{EngineError, EngineFacts, KvTypes, LoadOptions, OpenedModel, Precision};
 use crate::plugin::{DType, SelectedBackend};
 use crate::text::Boundary;
 
@@ -42,7 +42,7 @@ pub struct PerplexityArgs {
     /// Rows of a step: 1 computes as answers do, many as prompts do [default: 512]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..), requires = "perplexity", help_heading = "Quality")]
     step_rows: Option<u32>,
-    /// Measure a second setting too, and its distance from the first: `precision=fast`, `dtype=f16`, `step-rows=1`; may be repeated
+    /// Measure a second setting too, and its distance from the first: `precision=fast`, `dtype=f16`, `cache-type=f16`, `step-rows=1`; may be repeated
     #[arg(
         long,
         value_name = "KEY=VALUE",
@@ -86,7 +86,7 @@ impl Setting {
     fn changed(mut self, text: &str) -> Result<Self, CliError> {
         let wrong = || {
             CliError::usage(format!(
-                "--against {text}: expected precision=exact, precision=fast, dtype=f32, dtype=f16, dtype=bf16 or step-rows=N with N from 1"
+                "--against {text}: expected precision=exact, precision=fast, dtype=f32, dtype=f16, dtype=bf16, cache-type=f32, cache-type=f16, cache-type=bf16 or step-rows=N with N from 1"
             ))
         };
         match text.split_once('=').ok_or_else(wrong)? {
@@ -95,6 +95,9 @@ impl Setting {
             ("dtype", "f32") => self.options.dtype = Some(DType::F32),
             ("dtype", "f16") => self.options.dtype = Some(DType::F16),
             ("dtype", "bf16") => self.options.dtype = Some(DType::BF16),
+            ("cache-type", "f32") => self.options.kv_types = KvTypes::both(DType::F32),
+            ("cache-type", "f16") => self.options.kv_types = KvTypes::both(DType::F16),
+            ("cache-type", "bf16") => self.options.kv_types = KvTypes::both(DType::BF16),
             ("step-rows", rows) => {
                 let rows = rows.parse().ok().filter(|rows| *rows > 0);
                 self.step_rows = rows.ok_or_else(wrong)?;
@@ -148,6 +151,7 @@ impl Score {
 pub struct Measured {
     name: String,
     dtype: &'static str,
+    kv_dtype: &'static str,
     score: Score,
 }
 
@@ -248,6 +252,7 @@ fn add(
         None => measured.push(Measured {
             name: setting.name.clone(),
             dtype: facts.dtype.name(),
+            kv_dtype: facts.kv_dtype.name(),
             score,
         }),
     }
@@ -344,14 +349,14 @@ impl Quality {
     /// For people, and for Markdown.
     pub fn table(&self) -> String {
         let mut text = format!(
-            "text {}, {} chunks of {} tokens\n\n| setting | activations | perplexity | +- |\n|---|---|---:|---:|\n",
+            "text {}, {} chunks of {} tokens\n\n| setting | activations | keys and values | perplexity | +- |\n|---|---|---|---:|---:|\n",
             self.text, self.chunks, self.context
         );
         for setting in &self.settings {
             let (perplexity, error) = setting.score.perplexity();
             text.push_str(&format!(
-                "| {} | {} | {perplexity:.4} | {error:.4} |\n",
-                setting.name, setting.dtype
+                "| {} | {} | {} | {perplexity:.4} | {error:.4} |\n",
+                setting.name, setting.dtype, setting.kv_dtype
             ));
         }
         if let Some(distance) = &self.distance {
@@ -363,7 +368,8 @@ impl Quality {
     /// One line a setting.
     pub fn csv(&self) -> String {
         let mut text =
-            "setting,dtype,tokens,perplexity,error,mean_kl,max_logit_difference\n".to_owned();
+            "setting,dtype,kv_dtype,tokens,perplexity,error,mean_kl,max_logit_difference\n"
+                .to_owned();
         for (number, setting) in self.settings.iter().enumerate() {
             let (perplexity, error) = setting.score.perplexity();
             let distance = self.distance.as_ref().filter(|_| number > 0);
@@ -374,8 +380,8 @@ impl Quality {
                 )
             });
             text.push_str(&format!(
-                "{},{},{},{perplexity:.6},{error:.6},{kl},{logit}\n",
-                setting.name, setting.dtype, setting.score.count
+                "{},{},{},{},{perplexity:.6},{error:.6},{kl},{logit}\n",
+                setting.name, setting.dtype, setting.kv_dtype, setting.score.count
             ));
         }
         text
@@ -388,7 +394,7 @@ impl Quality {
             .iter()
             .map(|setting| {
                 let (perplexity, error) = setting.score.perplexity();
-                json!({"setting": setting.name, "dtype": setting.dtype, "tokens": setting.score.count, "perplexity": perplexity, "error": error})
+                json!({"setting": setting.name, "dtype": setting.dtype, "kv_dtype": setting.kv_dtype, "tokens": setting.score.count, "perplexity": perplexity, "error": error})
             })
             .collect();
         json!({
@@ -431,7 +437,15 @@ mod tests {
         assert_eq!(changed.options.dtype, Some(DType::BF16));
         let changed = setting.clone().changed("precision=fast").unwrap();
         assert_eq!(changed.options.precision, Some(Precision::Fast));
-        for wrong in ["dtype", "dtype=f64", "step-rows=0", "speed=2"] {
+        let changed = setting.clone().changed("cache-type=f16").unwrap();
+        assert_eq!(changed.options.kv_types, KvTypes::both(DType::F16));
+        for wrong in [
+            "dtype",
+            "dtype=f64",
+            "cache-type=q8_0",
+            "step-rows=0",
+            "speed=2",
+        ] {
             let error = setting.clone().changed(wrong).unwrap_err().to_string();
             assert!(error.contains(wrong), "{error}");
         }

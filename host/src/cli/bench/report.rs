@@ -15,6 +15,7 @@ pub struct Report {
     backend: String,
     device: String,
     dtype: &'static str,
+    kv_dtype: &'static str,
     threads: usize,
     repetitions: u32,
     load_seconds: f64,
@@ -54,6 +55,7 @@ impl Report {
             backend: format!("{} {}", facts.backend.0, facts.backend.1),
             device: facts.device.clone(),
             dtype: facts.dtype.name(),
+            kv_dtype: facts.kv_dtype.name(),
             threads,
             repetitions,
             load_seconds: facts.load.as_secs_f64(),
@@ -83,8 +85,8 @@ impl Report {
             n => n.to_string(),
         };
         let mut text = format!(
-            "model {}, backend {}, {}, {}, threads {threads}, loaded in {:.2} s{peak}\n\n| test | tokens/s | +- |\n|---|---:|---:|\n",
-            self.model, self.backend, self.device, self.dtype, self.load_seconds
+            "model {}, backend {}, {}, {}, keys and values {}, threads {threads}, loaded in {:.2} s{peak}\n\n| test | tokens/s | +- |\n|---|---:|---:|\n",
+            self.model, self.backend, self.device, self.dtype, self.kv_dtype, self.load_seconds
         );
         for row in &self.rows {
             text.push_str(&format!(
@@ -127,6 +129,7 @@ impl Report {
             "backend": self.backend,
             "device": self.device,
             "dtype": self.dtype,
+            "kv_dtype": self.kv_dtype,
             "threads": self.threads,
             "repetitions": self.repetitions,
             "load_seconds": self.load_seconds,

@@ -1,7 +1,6 @@
 //! `mlxcel serve`, and the program `mlxcel-server`: the HTTP server.
 
 mod flags;
-mod kv_type;
 
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
@@ -13,9 +12,7 @@ use mlxcel_registry::store::{Resolved, Revision};
 use crate::chat::{ChatError, ModelText};
 use crate::engine::batch::BatchLimits;
 use crate::engine::schedule::Budget;
-use crate::engine::{
-    EngineFacts, EngineHandle, LoadOptions, open_model, preferred_dtype, start_engine,
-};
+use crate::engine::{EngineFacts, EngineHandle, LoadOptions, open_model, start_engine};
 use crate::plugin::PROBE_COMMAND;
 use crate::server::{Defaults, Served, Server, ServerError, unix_seconds};
 use crate::template::{ChatTemplate, Limits, TemplateError, TemplateSet};
@@ -29,7 +26,6 @@ use super::memory::Guard;
 use super::place::{loader, open_store, usable_catalogue};
 use super::progress::LoadProgress;
 use flags::{DefaultArgs, KvBudget, LimitArgs, ListenArgs};
-use kv_type::KvTypeArgs;
 
 /// Flags of `serve`.
 #[derive(Debug, Args)]
@@ -70,8 +66,6 @@ pub struct ServeArgs {
     listen: ListenArgs,
     #[command(flatten)]
     limits: LimitArgs,
-    #[command(flatten)]
-    kv_type: KvTypeArgs,
     #[command(flatten)]
     defaults: DefaultArgs,
     #[command(flatten)]
@@ -182,10 +176,6 @@ fn prepare(
         prefix: args.limits.prefix(),
         ..args.loading.load_options()
     };
-    let dtype = options
-        .dtype
-        .unwrap_or_else(|| preferred_dtype(&opened, &backend));
-    args.kv_type.check(dtype)?;
     let guard = Guard::new(&opened, &backend, &options)?;
     if args.loading.estimate_memory {
         console.line(guard.text())?;
@@ -255,7 +245,7 @@ fn load(
         path: resolved.path.clone(),
         trained_context_tokens: desc.context_length,
         hidden_size: desc.hidden_size,
-        kv_token_bytes: desc.kv_bytes_per_token(facts.dtype.size_bytes()),
+        kv_token_bytes: desc.kv_bytes_per_token(facts.kv_dtype.size_bytes()),
         facts,
         text,
         template,

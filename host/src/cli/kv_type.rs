@@ -1,0 +1,83 @@
+//! Flags that say in which type keys and values are kept.
+
+use clap::Args;
+
+use crate::engine::KvTypes;
+use crate::plugin::DType;
+
+/// Types that are asked for.
+#[derive(Debug, Clone, Args)]
+pub struct KvTypeArgs {
+    /// Type of cached keys: f32, f16 or bf16; the activations' unless given, and that of the values
+    #[arg(long, value_name = "TYPE", value_parser = known, help_heading = "Model")]
+    cache_type_k: Option<DType>,
+    /// Type of cached values: as for keys
+    #[arg(long, value_name = "TYPE", value_parser = known, help_heading = "Model")]
+    cache_type_v: Option<DType>,
+}
+
+/// Types that other servers know, so that a typing mistake is not taken for one of them.
+const QUANTISED: [&str; 9] = [
+    "q8", "q8_0", "q4", "q4_0", "q4_1", "q5_0", "q5_1", "iq4_nl", "int8",
+];
+
+fn known(name: &str) -> Result<DType, String> {
+    match name {
+        "f32" => Ok(DType::F32),
+        "f16" | "fp16" => Ok(DType::F16),
+        "bf16" => Ok(DType::BF16),
+        name if QUANTISED.contains(&name) => {
+            Err("keys and values are not quantised here, expected f32, f16 or bf16".to_owned())
+        }
+        _ => Err("expected f32, f16 or bf16".to_owned()),
+    }
+}
+
+impl KvTypeArgs {
+    /// The engine's share.
+    pub fn types(&self) -> KvTypes {
+        KvTypes {
+            keys: self.cache_type_k,
+            values: self.cache_type_v,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Debug, Parser)]
+    struct Flags {
+        #[command(flatten)]
+        types: KvTypeArgs,
+    }
+
+    fn types(args: &[&str]) -> Result<KvTypes, String> {
+        let flags = Flags::try_parse_from([&["x"], args].concat());
+        let first = |error: clap::Error| error.to_string().lines().next().unwrap().to_owned();
+        flags.map(|flags| flags.types.types()).map_err(first)
+    }
+
+    #[test]
+    fn float_types_are_taken_and_others_refused_by_name() {
+        assert_eq!(types(&[]), Ok(KvTypes::default()));
+        assert_eq!(
+            types(&["--cache-type-k", "f16", "--cache-type-v", "fp16"]),
+            Ok(KvTypes::both(DType::F16))
+        );
+        let refused = [
+            ["--cache-type-k", "q8_0"],
+            ["--cache-type-v", "q4"],
+            ["--cache-type-k", "f17"],
+        ]
+        .map(|args| types(&args).unwrap_err());
+        insta::assert_snapshot!(refused.join("\n"), @r"
+        error: invalid value 'q8_0' for '--cache-type-k <TYPE>': keys and values are not quantised here, expected f32, f16 or bf16
+        error: invalid value 'q4' for '--cache-type-v <TYPE>': keys and values are not quantised here, expected f32, f16 or bf16
+        error: invalid value 'f17' for '--cache-type-k <TYPE>': expected f32, f16 or bf16
+        ");
+    }
+}
