@@ -116,16 +116,26 @@ fn types_of_keys_and_values_that_a_backend_does_not_keep_are_refused_at_once() {
             mlxcel.run(command.iter().chain(["--dtype", "f32"].iter()).chain(flags))
         };
         insta::allow_duplicates! {
-            insta::assert_snapshot!(run(&both).show(), @r"");
-            insta::assert_snapshot!(run(&both[..2]).show(), @r"");
+            insta::assert_snapshot!(run(&both).show(), @r#"
+            exit 2
+            --- stdout
+            --- stderr
+            error: backend mock does not keep keys and values in f16 beside activations in f32: leave --cache-type-k and --cache-type-v out, or set --dtype f16
+            "#);
+            insta::assert_snapshot!(run(&both[..2]).show(), @r#"
+            exit 2
+            --- stdout
+            --- stderr
+            error: keys would be kept in f16 and values in f32: give --cache-type-k and --cache-type-v the same type
+            "#);
         }
     }
     let mut same = speed.to_vec();
-    same.extend(["--dtype", "f16", "-o", "json"]);
-    same.extend(both);
+    same.extend(["--dtype", "f32", "-o", "json"]);
+    same.extend(["--cache-type-k", "f32", "--cache-type-v", "f32"]);
     let report = mlxcel.run(&same).expect_success().json();
     assert_eq!(
         (&report["dtype"], &report["kv_dtype"]),
-        (&json!("f16"), &json!("f16"))
+        (&json!("f32"), &json!("f32"))
     );
 }
