@@ -89,7 +89,7 @@ impl Sequence {
 
     /// Keeps the first `len` tokens and gives back the pages behind them. Any boundary is exact
     /// for dense, windowed and latent caches, since the pool keeps all positions; recurrent states are
-    /// not cut, so that models with such can only be cut to nothing, by [`SequenceState::forget`].
+    /// not cut, so that models with such can only be cut to nothing, by `SequenceState::forget`.
     /// Pages that are shared through the prefix cache are only given back, never written.
     pub fn truncate(&mut self, len: usize, page_size: usize, allocator: &mut PageAllocator) {
         self.tokens.truncate(len);

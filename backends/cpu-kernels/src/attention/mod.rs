@@ -1,6 +1,6 @@
 //! Attention over a paged pool of keys and values.
 //!
-//! Two ways, chosen per sequence by the number of its rows in the step: [`few`] for decode, [`many`]
+//! Two ways, chosen per sequence by the number of its rows in the step: `few` for decode, `many`
 //! for prefill.
 
 mod few;
