@@ -33,6 +33,7 @@ pub struct Scratch {
 
 /// A panel's product with all rows of `x`.
 struct Job<'a> {
+    isa: Isa,
     w: &'a QuantizedMatrix<'a>,
     x: &'a Prepared,
     /// First row of the weight.
@@ -46,7 +47,7 @@ struct Job<'a> {
 impl Scratch {
     /// Lays out rows `first..first + n` for vectors of `lanes`; lanes beyond `n` are 0.
     #[inline(always)]
-    unsafe fn fill<S: Simd>(&mut self, w: &QuantizedMatrix<'_>, first: usize, n: usize) {
+    unsafe fn fill<S: Simd>(&mut self, isa: Isa, w: &QuantizedMatrix<'_>, first: usize, n: usize) {
         let (columns, groups, lanes) = (w.columns(), w.groups(), S::LANES);
         self.rows.resize(columns, 0);
         self.panel.clear();
@@ -60,7 +61,7 @@ impl Scratch {
             let row = first + lane;
             let words = w.row_words(row);
             // SAFETY: the words of a row hold its codes.
-            unsafe { expand_codes::<S>(words.as_ptr().cast(), w.bits(), &mut self.rows) };
+            unsafe { expand_codes(isa, words.as_ptr().cast(), w.bits(), &mut self.rows) };
             let places = self.panel.iter_mut().skip(lane).step_by(lanes);
             for (four, place) in self.rows.as_chunks::<4>().0.iter().zip(places) {
                 *place = u32::from_ne_bytes(*four);
@@ -79,7 +80,7 @@ impl Scratch {
 unsafe fn kernel<B: Bytes>(job: Job<'_>, scratch: &mut Scratch) {
     // SAFETY: rows `first..first + n` exist; tiles cover the rows of `x` once.
     unsafe {
-        scratch.fill::<B::F>(job.w, job.first, job.n);
+        scratch.fill::<B::F>(job.isa, job.w, job.first, job.n);
         let mut row = 0;
         while row < job.x.m {
             macro_rules! sizes {
@@ -186,6 +187,7 @@ pub fn matmul(
     pool.share(w.rows().div_ceil(lanes), &|thread, index| {
         let first = index * lanes;
         let job = Job {
+            isa,
             w,
             x: prepared,
             first,

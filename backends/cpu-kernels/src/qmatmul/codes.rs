@@ -1,5 +1,7 @@
 //! Expansion of packed codes of any width to bytes.
 
+use crate::Isa;
+use crate::isa::dispatch;
 use crate::simd::Simd;
 
 /// Expands `out.len()` codes (a multiple of 8) of `bits` bits. Eight codes are `bits` whole bytes.
@@ -29,6 +31,55 @@ pub(crate) unsafe fn expand<S: Simd>(from: *const u8, bits: usize, out: &mut [u8
     }
 }
 
+/// Expands a row as [`expand`] does, 64 codes at a time where the processor shifts bytes by
+/// different amounts (AVX-512 VBMI).
+///
+/// # Safety
+/// As for [`expand`], for `isa`.
+pub(crate) unsafe fn expand_row(isa: Isa, from: *const u8, bits: usize, out: &mut [u8]) {
+    #[cfg(target_arch = "x86_64")]
+    if isa >= Isa::Avx512 && std::arch::is_x86_feature_detected!("avx512vbmi") {
+        // SAFETY: the features are there; the codes are the caller's promise.
+        unsafe { expand_by_shifts(from, bits, out) };
+        return;
+    }
+    // SAFETY: forwarded to the caller.
+    unsafe { run_expand(isa, from, bits, out) }
+}
+
+dispatch! {
+    unsafe fn run_expand(from: *const u8, bits: usize, out: &mut [u8]) = expand
+}
+
+/// Eight codes are `bits` bytes: a permutation brings them into a 64-bit lane each, and one
+/// instruction shifts every byte of a lane to its code.
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vbmi,bmi2")]
+unsafe fn expand_by_shifts(from: *const u8, bits: usize, out: &mut [u8]) {
+    use core::arch::x86_64::*;
+    let mut places = [0u8; 64];
+    let mut shifts = [0u8; 64];
+    for (i, (place, shift)) in places.iter_mut().zip(&mut shifts).enumerate() {
+        *place = ((i / 8) * bits + i % 8).min(63) as u8;
+        *shift = ((i % 8) * bits) as u8;
+    }
+    // SAFETY: 64 codes are `8 * bits` bytes, at most 64, and no others are loaded.
+    unsafe {
+        let places = _mm512_loadu_si512(places.as_ptr().cast());
+        let shifts = _mm512_loadu_si512(shifts.as_ptr().cast());
+        let ones = _mm512_set1_epi8((0xffu32 >> (8 - bits)) as i8);
+        let mut at = from;
+        for out in out.chunks_mut(64) {
+            let bytes = out.len() * bits / 8;
+            let packed = _mm512_maskz_loadu_epi8(u64::MAX >> (64 - bytes), at.cast());
+            let lanes = _mm512_permutexvar_epi8(places, packed);
+            let codes = _mm512_and_si512(_mm512_multishift_epi64_epi8(shifts, lanes), ones);
+            _mm512_mask_storeu_epi8(out.as_mut_ptr().cast(), u64::MAX >> (64 - out.len()), codes);
+            at = at.add(bytes);
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -47,6 +98,14 @@ mod tests {
             // SAFETY: the packed bytes are all there.
             unsafe { expand::<crate::simd::scalar::Scalar8>(packed.as_ptr(), bits, &mut out) };
             assert_eq!(out, codes, "{bits}");
+            for isa in Isa::ALL.into_iter().filter(|isa| isa.is_available()) {
+                for n in [64usize, 32, 8] {
+                    let mut out = vec![0; n];
+                    // SAFETY: the packed bytes are all there.
+                    unsafe { expand_row(isa, packed.as_ptr(), bits, &mut out) };
+                    assert_eq!(out, codes[..n], "{bits} {n} {}", isa.name());
+                }
+            }
         }
     }
 }

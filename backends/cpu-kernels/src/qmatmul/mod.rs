@@ -17,7 +17,7 @@ use crate::Isa;
 use crate::factor::{Bf16, F16};
 use crate::pool::Pool;
 use crate::quantized::{QuantizedMatrix, Scales};
-pub(crate) use codes::expand as expand_codes;
+pub(crate) use codes::expand_row as expand_codes;
 use prepare::Needs;
 pub use prepare::{Precision, Prepared, QUANT_GROUP};
 use rows::{QUAD, Share};

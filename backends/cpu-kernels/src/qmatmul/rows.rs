@@ -101,7 +101,7 @@ pub(crate) unsafe fn run<K: Factor>(
                 (packed, packed_bytes, (QUAD * packed_bytes).min(FARTHEST))
             } else {
                 for (r, out) in scratch.chunks_exact_mut(w.columns()).enumerate().take(n) {
-                    expand_row(isa, packed.add(r * packed_bytes), bits, out);
+                    codes::expand_row(isa, packed.add(r * packed_bytes), bits, out);
                 }
                 (scratch.as_ptr(), w.columns(), 0)
             };
@@ -122,16 +122,6 @@ pub(crate) unsafe fn run<K: Factor>(
         }
         row += n;
     }
-}
-
-#[inline(always)]
-unsafe fn expand_kernel<S: Simd>(from: *const u8, bits: usize, out: &mut [u8]) {
-    // SAFETY: forwarded to the caller.
-    unsafe { codes::expand::<S>(from, bits, out) }
-}
-
-dispatch! {
-    unsafe fn expand_row(from: *const u8, bits: usize, out: &mut [u8]) = expand_kernel
 }
 
 /// Up to four rows of the weight.
