@@ -14,7 +14,7 @@ use std::sync::{Mutex, PoisonError};
 use crate::Isa;
 use crate::isa::dispatch_bytes;
 use crate::pool::Pool;
-use crate::qmatmul::{Prepared, QUANT_GROUP, expand_codes};
+use crate::qmatmul::{self, Precision, Prepared, QUANT_GROUP, expand_codes};
 use crate::quantized::QuantizedMatrix;
 use crate::simd::Simd;
 use crate::simd::bytes::Bytes;
@@ -178,10 +178,7 @@ pub fn matmul(
     assert!(x.len() == m * w.columns() && y.len() == m * w.rows());
     assert!(scratch.len() >= pool.threads());
     prepared.round(isa, x, w.columns(), w.group());
-    let lanes = match isa {
-        Isa::Avx512Vnni => 16,
-        _ => 8,
-    };
+    let lanes = qmatmul::lanes(isa, Precision::Int8);
     let out = SendPtr(y.as_mut_ptr());
     let (out, prepared) = (&out, &*prepared);
     pool.share(w.rows().div_ceil(lanes), &|thread, index| {
@@ -205,7 +202,7 @@ pub fn matmul(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::qmatmul::{self, Precision, Target};
+    use crate::qmatmul::Target;
     use crate::quantized::testing::*;
 
     #[test]

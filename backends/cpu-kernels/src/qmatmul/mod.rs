@@ -19,6 +19,7 @@ use crate::pool::Pool;
 use crate::quantized::{QuantizedMatrix, Scales};
 pub(crate) use codes::expand_row as expand_codes;
 use prepare::Needs;
+pub(crate) use prepare::lanes;
 pub use prepare::{Precision, Prepared, QUANT_GROUP};
 use rows::{QUAD, Share};
 

@@ -193,15 +193,7 @@ impl Prepared {
             for (row, out) in rows.zip(self.q.chunks_exact_mut(self.padded)) {
                 out[..row.len()].copy_from_slice(row);
             }
-            let per_row = self.padded / 4;
-            self.s.clear();
-            self.s.resize(self.m * per_row, 0.0);
-            let rows = self.scales.chunks_exact(n_scales);
-            for (row, out) in rows.zip(self.s.chunks_exact_mut(per_row)) {
-                for (scale, out) in row.iter().zip(out.chunks_exact_mut(QUANT_GROUP / 4)) {
-                    out.fill(*scale);
-                }
-            }
+            spread_scales(&self.scales, n_scales, self.padded / 4, 4, &mut self.s);
         }
         if needs.four {
             let block = 8 * lanes;
@@ -217,15 +209,27 @@ impl Prepared {
                     }
                 }
             }
-            let per_row = self.padded4 / 8;
-            self.s4.clear();
-            self.s4.resize(self.m * per_row, 0.0);
-            let rows = self.scales.chunks_exact(n_scales);
-            for (row, out) in rows.zip(self.s4.chunks_exact_mut(per_row)) {
-                for (scale, out) in row.iter().zip(out.chunks_exact_mut(QUANT_GROUP / 8)) {
-                    out.fill(*scale);
-                }
-            }
+            spread_scales(&self.scales, n_scales, self.padded4 / 8, 8, &mut self.s4);
+        }
+    }
+}
+
+/// Gives every lane its scale: rows of `n_scales` become rows of `lanes_a_row` lanes, each of which
+/// holds `elements_a_lane` elements. Lanes behind a row's last scale are 0.
+fn spread_scales(
+    scales: &[f32],
+    n_scales: usize,
+    lanes_a_row: usize,
+    elements_a_lane: usize,
+    out: &mut Vec<f32>,
+) {
+    out.clear();
+    out.resize(scales.len() / n_scales * lanes_a_row, 0.0);
+    let rows = scales.chunks_exact(n_scales);
+    for (row, out) in rows.zip(out.chunks_exact_mut(lanes_a_row)) {
+        let lanes = out.chunks_exact_mut(QUANT_GROUP / elements_a_lane);
+        for (scale, lanes) in row.iter().zip(lanes) {
+            lanes.fill(*scale);
         }
     }
 }
