@@ -2,6 +2,7 @@
 //!
 //! A family keeps no state of a request: positions, caches and random numbers come with the step.
 
+use crate::fused_args::RotateArgs;
 use crate::host::{HostApi, WeightsApi};
 use crate::ops::BackendOps;
 use crate::types::{DType, OwnedBytes, Str, Tensor};
@@ -142,6 +143,11 @@ abi_table! {
         /// of position: `[S, L, D]`, where L is the same for all and what is beyond a sequence's end
         /// is not defined.
         fn index_keys(layer: u32, k: Tensor, out: *mut Tensor);
+
+        // --- minor 2 -------------------------------------------------------------------------
+        /// `attend` with queries and keys that are normed and rotated first, by the positions of the
+        /// step. `UNIMPLEMENTED` where the backend has no such operation: norm, rotate and `attend`.
+        fn attend_rotated(layer: u32, args: *const AttendArgs, rotate: *const RotateArgs, out: *mut Tensor);
     }
 }
 

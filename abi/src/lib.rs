@@ -25,6 +25,7 @@ pub mod cache_args;
 pub mod envelope;
 pub mod error;
 pub mod family;
+pub mod fused_args;
 mod golden;
 pub mod guard;
 pub mod host;

@@ -11,6 +11,7 @@
 //! * on error nothing is written to the outputs.
 
 use crate::cache_args::{GatedDeltaPoolArgs, ShortConvPoolArgs, SparseIndexArgs};
+use crate::fused_args::{GatedMlpArgs, ProjectArgs, RotateArgs, SampleArgs};
 use crate::ops_args::{
     AttentionArgs, ConvArgs, FromHostArgs, GatherArgs, MemoryInfo, MemoryLimits,
     PagedAttentionArgs, QuantSpec, QuantizedMatmulArgs, QuantizedWeight, RandomArgs, RopeArgs,
@@ -172,5 +173,18 @@ abi_table! {
         /// Appends index keys to a pool and chooses keys for every row: writes `[T, top_k]` i32
         /// positions and the new pool. As for `short_conv`.
         fn sparse_index(args: *const SparseIndexArgs, out: *mut [Tensor; 2]);
+
+        // --- fused operations (minor 2) --------------------------------------------------------
+        /// Linear layers over one input, normed first where asked: writes `n_layers` tensors
+        /// `[T, N]` in `x`'s dtype.
+        fn project(args: *const ProjectArgs, out: *mut Tensor);
+        /// A whole gated feed-forward block: `[T, K]` in `x`'s dtype.
+        fn gated_mlp(args: *const GatedMlpArgs, out: *mut Tensor);
+        /// Writes `x + residual` and the RMS norm of that; `w` may be none.
+        fn add_rms_norm(x: Tensor, residual: Tensor, w: Tensor, eps: f32, out: *mut [Tensor; 2]);
+        /// `paged_attention` over queries and keys that are normed and rotated first.
+        fn rotated_paged_attention(args: *const PagedAttentionArgs, rotate: *const RotateArgs, out: *mut [Tensor; 3]);
+        /// One token for every row of logits: `[R]` u32.
+        fn sample(args: *const SampleArgs, out: *mut Tensor);
     }
 }

@@ -5,7 +5,8 @@ use core::fmt::Write;
 use crate::envelope::{HostHello, PluginHello};
 use crate::layout::{SlotLayout, Table, TypeLayout};
 use crate::{
-    backend, cache_args, family, host, kinds, metadata, ops, ops_args, status, types, version,
+    backend, cache_args, family, fused_args, host, kinds, metadata, ops, ops_args, status, types,
+    version,
 };
 
 /// Every plain struct and table header of the ABI.
@@ -37,6 +38,12 @@ pub fn types() -> Vec<TypeLayout> {
         cache_args::ShortConvPoolArgs::LAYOUT,
         cache_args::GatedDeltaPoolArgs::LAYOUT,
         cache_args::SparseIndexArgs::LAYOUT,
+        fused_args::LinearWeight::LAYOUT,
+        fused_args::InputNorm::LAYOUT,
+        fused_args::ProjectArgs::LAYOUT,
+        fused_args::GatedMlpArgs::LAYOUT,
+        fused_args::RotateArgs::LAYOUT,
+        fused_args::SampleArgs::LAYOUT,
     ]
 }
 
@@ -243,6 +250,8 @@ fn module_of(name: &str) -> &'static str {
         "StateRows" | "ShortConvPoolArgs" | "GatedDeltaPoolArgs" | "SparseIndexArgs" => {
             "crate::cache_args"
         }
+        "LinearWeight" | "InputNorm" | "ProjectArgs" | "GatedMlpArgs" | "RotateArgs"
+        | "SampleArgs" => "crate::fused_args",
         _ => "crate::ops_args",
     }
 }

@@ -1,0 +1,125 @@
+//! Argument structs of the fused operations and of sampling (minor 2).
+//!
+//! A fused operation gives what its parts give one after another, within the rounding of its dtype.
+//! It exists so that a device reads an activation once and is called once. All are optional: the SDK
+//! composes what a backend lacks.
+
+use crate::ops_args::QuantizedWeight;
+use crate::types::Tensor;
+
+abi_args! {
+    /// One linear layer of a fused operation. Passed in arrays and by value, hence frozen.
+    pub struct LinearWeight {
+        /// `[K, N]`, as `matmul` takes it; none where the weight is quantised.
+        pub plain: Tensor = Tensor::NONE,
+        /// `[N, K]`; used where `plain` is none.
+        pub quantized: QuantizedWeight = QuantizedWeight::default(),
+        /// Optional `[N]`.
+        pub bias: Tensor = Tensor::NONE,
+    }
+}
+
+abi_args! {
+    /// The RMS norm before a fused operation. Nested by value, hence frozen.
+    pub struct InputNorm {
+        /// 1: the input is normed first. 0: the rest is not read.
+        pub normed: u32 = 0,
+        /// Added to the mean of squares.
+        pub eps: f32 = 0.0,
+        /// Optional `[K]`.
+        pub weight: Tensor = Tensor::NONE,
+    }
+}
+
+abi_args! {
+    /// Arguments of `project`: linear layers over one input.
+    pub struct ProjectArgs {
+        /// `[T, K]`.
+        pub x: Tensor = Tensor::NONE,
+        /// Norm of `x` before the products.
+        pub norm: InputNorm = InputNorm::default(),
+        /// The layers, all with K inputs.
+        pub layers: *const LinearWeight = core::ptr::null(),
+        /// Number of layers, and of results.
+        pub n_layers: u32 = 0,
+        /// Zero.
+        pub reserved: u32 = 0,
+        /// Optional `[T, N]`, added to the result; only with one layer.
+        pub residual: Tensor = Tensor::NONE,
+    }
+}
+
+abi_args! {
+    /// Arguments of `gated_mlp`: `down(f(gate(x)) * up(x))`.
+    pub struct GatedMlpArgs {
+        /// `[T, K]`.
+        pub x: Tensor = Tensor::NONE,
+        /// Norm of `x` before the products.
+        pub norm: InputNorm = InputNorm::default(),
+        /// K inputs, N outputs.
+        pub gate: LinearWeight = LinearWeight::default(),
+        /// K inputs, N outputs.
+        pub up: LinearWeight = LinearWeight::default(),
+        /// N inputs, K outputs.
+        pub down: LinearWeight = LinearWeight::default(),
+        /// One of [`crate::kinds::glu`].
+        pub kind: u32 = 0,
+        /// Zero.
+        pub reserved: u32 = 0,
+        /// Optional `[T, K]`, added to the result.
+        pub residual: Tensor = Tensor::NONE,
+    }
+}
+
+abi_args! {
+    /// What happens to queries and keys between their projection and the cache: a norm of every head,
+    /// then a rotation.
+    pub struct RotateArgs {
+        /// 1: every head of the queries and of the keys is RMS-normed over its D elements first.
+        pub normed: u32 = 0,
+        /// Added to the mean of squares.
+        pub eps: f32 = 0.0,
+        /// Optional `[D]`, weight of the queries' norm.
+        pub q_norm: Tensor = Tensor::NONE,
+        /// Optional `[D]`, weight of the keys' norm.
+        pub k_norm: Tensor = Tensor::NONE,
+        /// Features rotated by the rows' positions, even, at most D; 0 rotates nothing.
+        pub dims: u32 = 0,
+        /// As in [`crate::ops_args::RopeArgs`].
+        pub interleaved: u32 = 0,
+        /// As in [`crate::ops_args::RopeArgs`].
+        pub base: f32 = 10_000.0,
+        /// As in [`crate::ops_args::RopeArgs`].
+        pub scale: f32 = 1.0,
+        /// As in [`crate::ops_args::RopeArgs`].
+        pub freqs: Tensor = Tensor::NONE,
+    }
+}
+
+abi_args! {
+    /// Arguments of `sample`: one token for every row of logits. The filters keep the `top_k` highest
+    /// logits, of those the fewest whose softmax reaches `top_p`, of those the ones with at least
+    /// `min_p` of the highest probability; never fewer than one. What is left is divided by the
+    /// temperature, and the token is the first, from the highest down (equal logits by lower id), at
+    /// which the running sum of probabilities exceeds `uniform`.
+    pub struct SampleArgs {
+        /// `[R, V]`, float.
+        pub logits: Tensor = Tensor::NONE,
+        /// `[R]` i32, 1 to 256. 1 is the highest logit, whatever the rest says.
+        pub top_k: Tensor = Tensor::NONE,
+        /// `[R]` f32 in (0, 1]; 1 keeps all.
+        pub top_p: Tensor = Tensor::NONE,
+        /// `[R]` f32 in [0, 1]; 0 keeps all.
+        pub min_p: Tensor = Tensor::NONE,
+        /// `[R]` f32, above 0.
+        pub temperature: Tensor = Tensor::NONE,
+        /// `[R]` f32 in [0, 1).
+        pub uniform: Tensor = Tensor::NONE,
+    }
+}
+
+/// Result of `sample` for a row that has a logit which is NaN, or none above minus infinity.
+pub const NO_TOKEN: u32 = u32::MAX;
+
+/// Highest `top_k` of `sample`.
+pub const MAX_TOP_K: u32 = 256;
