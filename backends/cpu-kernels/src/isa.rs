@@ -7,6 +7,10 @@ use std::sync::OnceLock;
 pub enum Isa {
     /// Whatever the compiler's target has.
     Portable,
+    /// NEON, which every aarch64 has.
+    Neon,
+    /// NEON with the `dotprod` extension.
+    NeonDot,
     /// AVX2, FMA, F16C, BMI2.
     Avx2,
     /// AVX-512 F, BW, DQ, VL.
@@ -17,12 +21,21 @@ pub enum Isa {
 
 impl Isa {
     /// Every set this build knows, weakest first.
-    pub const ALL: [Isa; 4] = [Isa::Portable, Isa::Avx2, Isa::Avx512, Isa::Avx512Vnni];
+    pub const ALL: [Isa; 6] = [
+        Isa::Portable,
+        Isa::Neon,
+        Isa::NeonDot,
+        Isa::Avx2,
+        Isa::Avx512,
+        Isa::Avx512Vnni,
+    ];
 
     /// Name for people.
     pub const fn name(self) -> &'static str {
         match self {
             Isa::Portable => "portable",
+            Isa::Neon => "neon",
+            Isa::NeonDot => "neon-dotprod",
             Isa::Avx2 => "avx2",
             Isa::Avx512 => "avx512",
             Isa::Avx512Vnni => "avx512-vnni",
@@ -33,6 +46,12 @@ impl Isa {
     pub fn is_available(self) -> bool {
         match self {
             Isa::Portable => true,
+            #[cfg(target_arch = "aarch64")]
+            Isa::Neon => std::arch::is_aarch64_feature_detected!("neon"),
+            #[cfg(target_arch = "aarch64")]
+            Isa::NeonDot => {
+                Isa::Neon.is_available() && std::arch::is_aarch64_feature_detected!("dotprod")
+            }
             #[cfg(target_arch = "x86_64")]
             Isa::Avx2 => {
                 std::arch::is_x86_feature_detected!("avx2")
@@ -52,7 +71,7 @@ impl Isa {
             Isa::Avx512Vnni => {
                 Isa::Avx512.is_available() && std::arch::is_x86_feature_detected!("avx512vnni")
             }
-            #[cfg(not(target_arch = "x86_64"))]
+            #[allow(unreachable_patterns, reason = "sets of other processors")]
             _ => false,
         }
     }
@@ -89,6 +108,12 @@ macro_rules! dispatch {
                 // SAFETY: as above.
                 unsafe { $kernel::<$crate::simd::avx512::Avx512 $(, $($use)*)?>($($arg),*) }
             }
+            #[cfg(target_arch = "aarch64")]
+            #[target_feature(enable = "neon")]
+            unsafe fn neon $(<$($generic)*>)? ($($arg: $ty),*) $(-> $ret)? {
+                // SAFETY: as above.
+                unsafe { $kernel::<$crate::simd::neon::Neon $(, $($use)*)?>($($arg),*) }
+            }
             // SAFETY: the caller passes an instruction set that the CPU has.
             unsafe {
                 match isa {
@@ -96,6 +121,8 @@ macro_rules! dispatch {
                     $crate::Isa::Avx512 | $crate::Isa::Avx512Vnni => avx512 $(::<$($use)*>)? ($($arg),*),
                     #[cfg(target_arch = "x86_64")]
                     $crate::Isa::Avx2 => avx2 $(::<$($use)*>)? ($($arg),*),
+                    #[cfg(target_arch = "aarch64")]
+                    $crate::Isa::Neon | $crate::Isa::NeonDot => neon $(::<$($use)*>)? ($($arg),*),
                     _ => $kernel::<$crate::simd::scalar::Scalar8 $(, $($use)*)?>($($arg),*),
                 }
             }
@@ -122,6 +149,18 @@ macro_rules! dispatch_bytes {
                 // SAFETY: as above.
                 unsafe { $kernel::<$crate::simd::bytes::Avx512VnniBytes $(, $($use)*)?>($($arg),*) }
             }
+            #[cfg(target_arch = "aarch64")]
+            #[target_feature(enable = "neon")]
+            unsafe fn neon $(<$($generic)*>)? ($($arg: $ty),*) {
+                // SAFETY: as above.
+                unsafe { $kernel::<$crate::simd::bytes::NeonBytes $(, $($use)*)?>($($arg),*) }
+            }
+            #[cfg(target_arch = "aarch64")]
+            #[target_feature(enable = "neon,dotprod")]
+            unsafe fn neon_dot $(<$($generic)*>)? ($($arg: $ty),*) {
+                // SAFETY: as above.
+                unsafe { $kernel::<$crate::simd::bytes::NeonDotBytes $(, $($use)*)?>($($arg),*) }
+            }
             // SAFETY: the caller passes an instruction set that the CPU has.
             unsafe {
                 match isa {
@@ -129,6 +168,10 @@ macro_rules! dispatch_bytes {
                     $crate::Isa::Avx512Vnni => avx512_vnni $(::<$($use)*>)? ($($arg),*),
                     #[cfg(target_arch = "x86_64")]
                     $crate::Isa::Avx512 | $crate::Isa::Avx2 => avx2 $(::<$($use)*>)? ($($arg),*),
+                    #[cfg(target_arch = "aarch64")]
+                    $crate::Isa::Neon => neon $(::<$($use)*>)? ($($arg),*),
+                    #[cfg(target_arch = "aarch64")]
+                    $crate::Isa::NeonDot => neon_dot $(::<$($use)*>)? ($($arg),*),
                     _ => $kernel::<$crate::simd::bytes::PortableBytes $(, $($use)*)?>($($arg),*),
                 }
             }

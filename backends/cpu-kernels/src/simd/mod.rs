@@ -8,6 +8,10 @@ pub mod avx2;
 #[cfg(target_arch = "x86_64")]
 pub mod avx512;
 pub mod bytes;
+#[cfg(target_arch = "aarch64")]
+mod bytes_neon;
+#[cfg(target_arch = "aarch64")]
+pub mod neon;
 pub mod scalar;
 
 /// A vector of `LANES` f32.
