@@ -97,17 +97,24 @@ abi_args! {
 }
 
 abi_args! {
-    /// Arguments of `sample`: one token for every row of logits. The filters keep the `top_k` highest
-    /// logits, of those the fewest whose softmax reaches `top_p`, of those the ones with at least
-    /// `min_p` of the highest probability; never fewer than one. What is left is divided by the
-    /// temperature, and the token is the first, from the highest down (equal logits by lower id), at
-    /// which the running sum of probabilities exceeds `uniform`.
+    /// Arguments of `sample`: one token for every row of logits. All is in the order of rank: highest
+    /// logit first, lower id first among equals. What is minus infinity is never taken.
+    ///
+    /// 1. The `top_k` first are kept.
+    /// 2. With `top_p` below 1, of those as many from the first on as it takes for their sum of
+    ///    probabilities to be `top_p` or more. Probabilities are the softmax of what step 1 left,
+    ///    without temperature.
+    /// 3. With `min_p` above 0, of those the ones whose logit is at least the highest plus `ln(min_p)`.
+    /// 4. The token is the first at which the running sum of probabilities exceeds `uniform`.
+    ///    Probabilities are the softmax of what is left, its logits divided by `temperature`.
+    ///
+    /// Steps 2 and 3 leave at least the first. Sums of 256 numbers in f32 are exact enough.
     pub struct SampleArgs {
         /// `[R, V]`, float.
         pub logits: Tensor = Tensor::NONE,
         /// `[R]` i32, 1 to 256. 1 is the highest logit, whatever the rest says.
         pub top_k: Tensor = Tensor::NONE,
-        /// `[R]` f32 in (0, 1]; 1 keeps all.
+        /// `[R]` f32 in [0, 1]; 1 keeps all.
         pub top_p: Tensor = Tensor::NONE,
         /// `[R]` f32 in [0, 1]; 0 keeps all.
         pub min_p: Tensor = Tensor::NONE,
@@ -118,7 +125,8 @@ abi_args! {
     }
 }
 
-/// Result of `sample` for a row that has a logit which is NaN, or none above minus infinity.
+/// Result of `sample` for a row that has a logit which is NaN or plus infinity, or none above minus
+/// infinity.
 pub const NO_TOKEN: u32 = u32::MAX;
 
 /// Highest `top_k` of `sample`.

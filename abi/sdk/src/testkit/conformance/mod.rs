@@ -31,6 +31,7 @@ mod randomness;
 mod recurrence;
 mod reductions;
 mod report;
+mod sampling;
 mod selecting;
 mod suite;
 #[cfg(test)]
@@ -130,6 +131,10 @@ pub const GROUPS: &[Group] = &[
     Group {
         name: "randomness",
         run: randomness::run,
+    },
+    Group {
+        name: "sampling",
+        run: sampling::run,
     },
     Group {
         name: "composed",

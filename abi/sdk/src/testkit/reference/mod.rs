@@ -32,6 +32,7 @@ pub(in crate::testkit) mod quant;
 mod random;
 mod recurrent;
 mod reduce;
+mod sampling;
 mod selection;
 pub(in crate::testkit) mod shape;
 mod special;
@@ -147,6 +148,7 @@ pub fn reference_backend(options: ReferenceOptions) -> ReferenceBackend {
     operation_slots::install(&mut table, &missing);
     product_slots::install(&mut table, &missing);
     cache_slots::install(&mut table, &missing);
+    sampling::install(&mut table, &missing);
     ReferenceBackend {
         inner,
         table: Box::leak(Box::new(table)),
