@@ -207,6 +207,15 @@ MLX_VARIANTS = {
         config=V3 | WIDE | MLX_LATENT | dict(rope_scaling=MLX_YARN),
         salt=115,
     ),
+    "mlx-v3-mxfp4": dict(
+        what="deepseek_v3, mxfp4, groups of 32, bfloat16; split by head; routers not quantised",
+        bits=4,
+        mode="mxfp4",
+        floats=("mlp.gate",),
+        dtype="BF16",
+        config=V3 | WIDE | MLX_LATENT | dict(rope_scaling=MLX_YARN),
+        salt=36,
+    ),
     "mlx-v3-bf16": dict(
         what="deepseek_v3, bfloat16, not quantised; embed_q, unembed_out, stacked experts",
         bits=None,

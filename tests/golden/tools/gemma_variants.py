@@ -416,6 +416,14 @@ MLX_VARIANTS = {
         dtype="BF16",
         salt=116,
     ),
+    "mlx-gemma3-mxfp4": dict(
+        what="gemma3_text, mxfp4, groups of 32, bfloat16",
+        config=GEMMA3 | dict(hidden_size=64, intermediate_size=64, head_dim=16, query_pre_attn_scalar=20),
+        bits=4,
+        mode="mxfp4",
+        dtype="BF16",
+        salt=106,
+    ),
     "mlx-gemma2-8bit": dict(
         what="gemma2, affine, 8 bits, groups of 64, float16",
         config=GEMMA2 | dict(hidden_size=64, intermediate_size=64, head_dim=16, sliding_window=128, num_hidden_layers=2),

@@ -264,12 +264,10 @@ class Mlx:
         import make_llama_newer_mlx
 
         self.newer = make_llama_newer_mlx
-        self.reference = make_llama_newer_mlx.mlx.REFERENCE | {"gguf": "0.19.0"}
+        self.reference = self.newer.mlx.REFERENCE | {"gguf": "0.19.0"}
 
     def shapes(self, spec):
-        from mlx.utils import tree_flatten
-
-        return {n: v.shape for n, v in tree_flatten(self.newer.build(spec["config"]).parameters())}
+        return self.newer.mlx.shapes_of(self.newer.mlx.build(spec["config"]))
 
     def records(self, spec, tensors, prompts):
         import mlx.core as mx

@@ -9,22 +9,15 @@ Tensors have mlx-lm's names and are filled by the rule of README.md. Run it in t
 requirements-mlx.txt.
 """
 
-import copy
 import json
-import os
 import sys
-import tempfile
-from pathlib import Path
 
-import make_llama_mlx as mlx
 import mlx.core as mx
 import numpy as np
+
+import reference_mlx as mlx
 import tiny
 from llama_newer_variants import LLAMA4, MINISTRAL3, SMALL, VARIANTS, yarn
-from mlx.utils import tree_flatten
-from mlx_lm import utils as mlx_utils
-
-MIN_RELATIVE_MARGIN = 0.01
 
 NEMOTRON = SMALL | dict(
     model_type="nemotron-nas",
@@ -88,7 +81,7 @@ MLX_VARIANTS = {
         what="ministral3, affine, 4 bits, groups of 32, float16; embedding and head at 8 bits",
         config=MINISTRAL3 | yarn(0.5) | WIDE,
         dtype="F16",
-        quant=dict(bits=4, group=32),
+        bits=4,
         mixed={"model.embed_tokens": 8, "lm_head": 8},
         long=40,
         salt=10,
@@ -97,7 +90,7 @@ MLX_VARIANTS = {
         what="llama4 in its wrapper, affine, 4 bits, groups of 32, bfloat16; router at 8 bits, experts stacked",
         config=dict(model_type="llama4", text_config=LLAMA4_WIDE),
         dtype="BF16",
-        quant=dict(bits=4, group=32),
+        bits=4,
         mixed={f"language_model.model.layers.{i}.feed_forward.router": 8 for i in (1, 3)},
         long=40,
         salt=5,
@@ -106,42 +99,44 @@ MLX_VARIANTS = {
         what="nemotron-nas, affine, 4 bits, groups of 32, float16; the linear layers in place of halves at 6 bits",
         config=NEMOTRON | dict(num_hidden_layers=3, block_configs=NEMOTRON["block_configs"][:3]),
         dtype="F16",
-        quant=dict(bits=4, group=32),
+        bits=4,
         mixed={"model.layers.0.mlp.linear": 6, "model.layers.1.self_attn.linear": 6},
         long=24,
         salt=3,
     ),
+    "mlx-smollm3-4bit": dict(
+        what="smollm3, affine, 4 bits, groups of 32, bfloat16; tied, every second layer without positions",
+        config=SMALL
+        | dict(
+            model_type="smollm3",
+            num_hidden_layers=3,
+            no_rope_layer_interval=2,
+            rope_theta=5000.0,
+            max_position_embeddings=256,
+            tie_word_embeddings=True,
+        ),
+        dtype="BF16",
+        bits=4,
+        salt=8,
+    ),
+    "mlx-mistral3-4bit": dict(
+        what="mistral3 around a ministral3 decoder, affine, 4 bits, groups of 32, float16; embedding and head at 8 bits",
+        config=dict(model_type="mistral3", text_config=MINISTRAL3 | yarn(0.5) | WIDE),
+        dtype="F16",
+        bits=4,
+        mixed={"language_model.model.embed_tokens": 8, "language_model.lm_head": 8},
+        long=40,
+        salt=76,
+    ),
+    "mlx-iquestloopcoder-4bit": dict(
+        what="iquestloopcoder, affine, 4 bits, groups of 32, bfloat16; the window of 8 is left by the long prompt",
+        config=LOOP | dict(intermediate_size=32),
+        dtype="BF16",
+        bits=4,
+        long=40,
+        salt=32,
+    ),
 }
-
-
-def build(values):
-    model_class, args_class = mlx_utils._get_classes(values)
-    return model_class(args_class.from_dict(copy.deepcopy(values)))
-
-
-def write_checkpoint(directory, spec, salt):
-    values = copy.deepcopy(spec["config"])
-    model = build(values)
-    tied = values.get("tie_word_embeddings", False)
-    filled = {
-        name: mx.array(tiny.fill(salt, name, value.shape, tied)) for name, value in tree_flatten(model.parameters())
-    }
-    model.load_weights(list(filled.items()))
-    model.set_dtype(mlx.DTYPES[spec["dtype"]])
-    config = values
-    if quant := spec.get("quant"):
-        mixed = spec.get("mixed", {})
-
-        def predicate(path, _module):
-            bits = mixed.get(path)
-            return True if bits is None else dict(group_size=quant["group"], bits=bits, mode="affine")
-
-        model, config = mlx_utils.quantize_model(
-            model, values, quant["group"], quant["bits"], quant_predicate=predicate
-        )
-    mlx_utils.save_model(directory, model)
-    mlx_utils.save_config(config, directory / "config.json")
-    (directory / "model.safetensors.index.json").unlink(missing_ok=True)
 
 
 def record(directory, name, ids):
@@ -154,84 +149,46 @@ def record(directory, name, ids):
     return out
 
 
-def make(name, directory, salt, final=True):
-    spec = MLX_VARIANTS[name]
-    directory.mkdir(parents=True, exist_ok=True)
-    write_checkpoint(directory, spec, salt)
-    records, bad = [], []
-    for label, length in (("short", 7), ("long", spec["long"])):
-        r = record(directory, label, tiny.prompt(salt, label, length, 64))
-        if r["min_relative_margin"] < MIN_RELATIVE_MARGIN:
-            bad.append(f"{label}: margin {r['min_relative_margin']:.4f}")
-        if len(set(r["greedy"])) < 4:
-            bad.append(f"{label}: only {len(set(r['greedy']))} distinct tokens")
-        records.append(r)
-        if bad and not final:
-            return bad
-    assert not bad, f"{name}: {bad}"
-    if not final:
-        return bad
-    weights = directory / "model.safetensors"
-    golden = {
-        "variant": name,
-        "what": spec["what"],
-        "reference": mlx.REFERENCE,
-        "weights": {"dtype": spec["dtype"], "salt": salt, "sha256": tiny.sha256(weights)},
-        "prompts": records,
-    }
-    tiny.write_json(directory / "golden.json", golden)
-    size = sum(f.stat().st_size for f in directory.iterdir())
-    print(f"{name:22} salt {salt:3} folder {size:6} cached {[r['cached_agrees'] for r in records]}")
+class Newer(mlx.Line):
+    folder = tiny.LLAMA
+    variants = MLX_VARIANTS
+    margin = 0.01
 
+    def tensors(self, model, values, salt):
+        tied = values.get("tie_word_embeddings", False)
+        return {name: tiny.fill(salt, name, shape, tied) for name, shape in mlx.shapes_of(model).items()}
 
-def cross_check():
-    """mlx-lm on the checkpoints made by transformers."""
-    out = {"reference": mlx.REFERENCE, "variants": {}}
-    for name in VARIANTS:
-        directory = tiny.LLAMA / name
+    def predicate(self, spec, model):
+        mixed = spec.get("mixed", {})
+
+        def chosen(path, _module):
+            bits = mixed.get(path)
+            return True if bits is None else dict(group_size=32, bits=bits, mode="affine")
+
+        return chosen
+
+    def record(self, directory, spec, label, ids):
+        model = mlx.load(directory)
+        self.clear(label, mlx.greedy(model, ids, False))
+        return record(directory, label, ids), None
+
+    def checkable(self, directory, temp):
         golden = json.loads((directory / "golden.json").read_text())
-        entry = {}
-        with tempfile.TemporaryDirectory() as temp:
-            config = json.loads((directory / "config.json").read_text())
-            text = config.get("text_config", config)
-            if text["model_type"] not in ("ministral3",):
-                settings = text.pop("rope_parameters")
-                text["rope_theta"] = settings.pop("rope_theta")
-                text["rope_scaling"] = None if settings["rope_type"] == "default" else settings
-            if config["model_type"] == "llama4_text":
-                # Its own file here is MobileLLM's; the decoder of Llama 4 is known in the wrapper only.
-                config = dict(model_type="llama4", text_config=config)
-            (Path(temp) / "config.json").write_text(json.dumps(config))
-            tensors = mx.load(str(directory / "model.safetensors"))
-            if golden["variant"] == "llama4-text":
-                tensors = {f"language_model.{k}": v for k, v in tensors.items()}
-            mx.save_safetensors(str(Path(temp) / "model.safetensors"), tensors, metadata={"format": "mlx"})
-            try:
-                for p in golden["prompts"]:
-                    model = mlx.load(temp)
-                    logits = mlx.full_logits(model, p["ids"])[-1]
-                    difference = float(np.abs(logits - np.array(p["last_logits"], dtype=np.float32)).max())
-                    same = mlx.greedy(model, p["ids"], False)[0] == p["greedy"]
-                    entry[p["name"]] = {"max_logit_difference": tiny.short_float(difference), "greedy_equal": same}
-            except Exception as e:  # noqa: BLE001 - the message is the result
-                entry["error"] = f"{type(e).__name__}: {str(e).splitlines()[0][:160]}"
-        out["variants"][name] = entry
-        print(f"{name:20} {entry}")
-    tiny.write_json(tiny.LLAMA / "cross_check_newer.json", out)
-
-
-def main(arguments):
-    os.umask(0o022)
-    if "--cross-check" in arguments:
-        return cross_check()
-    for name in [a for a in arguments if not a.startswith("--")] or list(MLX_VARIANTS):
-        if "--search" not in arguments:
-            make(name, tiny.LLAMA / name, MLX_VARIANTS[name]["salt"])
-            continue
-        with tempfile.TemporaryDirectory() as temp:
-            salt = next(s for s in range(1, 2000) if not make(name, Path(temp) / "m", s, final=False))
-        print(f"{name}: salt {salt}", flush=True)
+        config = json.loads((directory / "config.json").read_text())
+        text = config.get("text_config", config)
+        if text["model_type"] not in ("ministral3",):
+            settings = text.pop("rope_parameters")
+            text["rope_theta"] = settings.pop("rope_theta")
+            text["rope_scaling"] = None if settings["rope_type"] == "default" else settings
+        if config["model_type"] == "llama4_text":
+            # Its own file here is MobileLLM's; the decoder of Llama 4 is known in the wrapper only.
+            config = dict(model_type="llama4", text_config=config)
+        (temp / "config.json").write_text(json.dumps(config))
+        tensors = mx.load(str(directory / "model.safetensors"))
+        if golden["variant"] == "llama4-text":
+            tensors = {f"language_model.{k}": v for k, v in tensors.items()}
+        mx.save_safetensors(str(temp / "model.safetensors"), tensors, metadata={"format": "mlx"})
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    Newer().main(sys.argv[1:], VARIANTS, tiny.LLAMA / "cross_check_newer.json")

@@ -17,7 +17,7 @@ import numpy as np
 from mlx_lm.models.cache import make_prompt_cache
 
 import tiny
-from make_llama_mlx import REFERENCE, full_logits, load
+from reference_mlx import REFERENCE, full_logits, load
 from smollm2_gguf import GREEDY_TOKENS, SmolLM2
 
 OUT = tiny.GOLDEN / "smollm2.json"

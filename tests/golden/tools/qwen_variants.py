@@ -225,6 +225,15 @@ MLX_VARIANTS = {
         config=QWEN3_MOE | WIDE | dict(moe_intermediate_size=32, decoder_sparse_step=1, mlp_only_layers=[0]),
         salt=148,
     ),
+    "mlx-qwen3-moe-mxfp4": dict(
+        what="mxfp4, groups of 32, bfloat16; stacked experts, router not quantised",
+        bits=4,
+        mode="mxfp4",
+        floats=("mlp.gate",),
+        dtype="BF16",
+        config=QWEN3_MOE | WIDE | dict(moe_intermediate_size=32),
+        salt=55,
+    ),
 }
 
 
