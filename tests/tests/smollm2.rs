@@ -143,10 +143,10 @@ fn caches_of_half_types_give_the_same_greedy_tokens() {
         (answers, logits, facts, engine.figures().kv_bytes)
     };
     let (wanted, exact, facts, exact_bytes) = answers(KvTypes::default());
-    assert_eq!((facts.dtype, facts.kv_dtype), (DType::F32, DType::F32));
+    assert_eq!((facts.dtype, facts.kv_type), (DType::F32, DType::F32.into()));
     for (dtype, limit) in [(DType::F16, 0.05), (DType::BF16, 0.5)] {
         let (found, logits, facts, bytes) = answers(KvTypes::both(dtype));
-        assert_eq!((facts.dtype, facts.kv_dtype), (DType::F32, dtype));
+        assert_eq!((facts.dtype, facts.kv_type), (DType::F32, dtype.into()));
         assert_eq!(2 * bytes, exact_bytes, "{dtype:?}");
         let off = logits.iter().zip(&exact).map(|(a, b)| (a - b).abs());
         let off = off.fold(0.0, f32::max);

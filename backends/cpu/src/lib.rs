@@ -69,7 +69,7 @@ fn probe() -> Result<Probe> {
     // Attention converts what it reads of the caches on its way to the products.
     details.insert(
         "kv_dtypes".to_owned(),
-        Value::from(vec!["f32", "f16", "bf16"]),
+        Value::from(vec!["f32", "f16", "bf16", "q8_0", "q4_0"]),
     );
     details.insert("isa".to_owned(), Value::from(features));
     Ok(Probe {

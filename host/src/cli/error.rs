@@ -257,9 +257,11 @@ fn of_engine(error: &EngineError) -> Exit {
         E::Gguf { .. } | E::Checkpoint(_) | E::TokenOutOfRange { .. } | E::WrongTask { .. } => {
             Exit::Checkpoint
         }
-        E::ContextTooLong { .. } | E::KvTypesDiffer { .. } | E::KvTypeUnsupported { .. } => {
-            Exit::Usage
-        }
+        E::ContextTooLong { .. }
+        | E::KvTypesDiffer { .. }
+        | E::KvTypeUnsupported { .. }
+        | E::KvTypeQuantised { .. }
+        | E::KvTypeForModel { .. } => Exit::Usage,
         // A family says of a configuration or a tensor that it is not what it should be.
         E::Call(call) => match call.code() {
             mlxcel_abi::status::INVALID_ARGUMENT

@@ -30,6 +30,18 @@ pub enum DTypeArg {
     Bf16,
 }
 
+impl DTypeArg {
+    /// The type that was asked for, if one was.
+    pub fn asked(self) -> Option<DType> {
+        match self {
+            Self::Auto => None,
+            Self::F32 => Some(DType::F32),
+            Self::F16 => Some(DType::F16),
+            Self::Bf16 => Some(DType::BF16),
+        }
+    }
+}
+
 /// How products are computed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum PrecisionArg {
@@ -219,12 +231,7 @@ impl ModelArgs {
     /// The engine's share.
     pub fn load_options(&self) -> LoadOptions {
         LoadOptions {
-            dtype: match self.dtype {
-                DTypeArg::Auto => None,
-                DTypeArg::F32 => Some(DType::F32),
-                DTypeArg::F16 => Some(DType::F16),
-                DTypeArg::Bf16 => Some(DType::BF16),
-            },
+            dtype: self.dtype.asked(),
             kv_types: self.kv_type.types(),
             ctx_size: self.ctx_size,
             threads: self.threads,

@@ -8,24 +8,18 @@ use mlxcel_registry::store::Revision;
 use serde_json::{Value, json};
 
 use crate::engine::batch::BatchLimits;
-use crate::engine::estimate::{EstimateInputs, MemoryEstimate, estimate};
-use crate::engine::{CacheDesc, OpenedModel, open_model, preferred_dtype};
-use crate::plugin::{BackendChoice, DType, SelectError, SelectedBackend};
+use crate::engine::{CacheDesc, KvType, OpenedModel, open_model};
+use crate::plugin::{BackendChoice, DType, SelectError};
 
 use super::args::{FamilyArgs, LogArgs, PluginArgs, StoreArgs, VERSION};
 use super::console::Console;
 use super::error::CliError;
 use super::exit::Exit;
 use super::generation::DTypeArg;
-use super::memory::{Budget, PLANNED_TOKENS, device_budget, headroom_factor, host_budget};
+use super::kv_type::KvTypeArgs;
+use super::memory::{Plan, Verdict};
 use super::place::{loader, open_store, usable_catalogue};
 use super::table::{bytes_text, counted};
-
-/// What is counted with where nothing can run here.
-const DEFAULT_DTYPE: DType = DType::F16;
-
-/// Bytes of an element of the two types that the established format has figures for.
-const HALF_BYTES: u64 = 2;
 
 /// Flags of `inspect`.
 #[derive(Debug, Args)]
@@ -42,9 +36,11 @@ pub struct InspectArgs {
     /// Sequences at once
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..))]
     batch: u64,
-    /// Float type of activations and caches
+    /// Float type of activations, and of caches unless told otherwise
     #[arg(long, value_enum, default_value_t = DTypeArg::Auto)]
     dtype: DTypeArg,
+    #[command(flatten)]
+    kv_type: KvTypeArgs,
     /// Backend plugin that would run it: `auto` or a name
     #[arg(long, value_name = "NAME", default_value = "auto")]
     backend: BackendChoice,
@@ -65,12 +61,8 @@ pub struct InspectArgs {
 struct Report<'a> {
     model: &'a str,
     opened: &'a OpenedModel,
-    tokens: u64,
     batch: u64,
-    estimate: MemoryEstimate,
-    headroom_factor: f64,
-    budget: Budget,
-    dtype: DType,
+    verdict: Verdict,
 }
 
 /// Runs the command.
@@ -89,33 +81,24 @@ pub fn run(args: &InspectArgs, console: &Console) -> Result<Exit, CliError> {
         Err(SelectError::NoneRuns { .. }) => None,
         Err(error) => return Err(error.into()),
     };
-    let dtype = dtype(args, &opened, backend.as_ref());
     let context = opened.desc.context_length as u64;
     if let Some(asked) = args.max_tokens.filter(|&asked| asked > context) {
         console.note(format_args!(
             "{asked} tokens are more than the model's context: the estimate is for {context}"
         ));
     }
-    let tokens = args.max_tokens.unwrap_or(PLANNED_TOKENS).min(context);
-    let headroom_factor = headroom_factor()?;
-    let inputs = EstimateInputs {
-        weights_bytes: opened.checkpoint.weights_bytes(),
-        tokens,
+    let plan = Plan {
+        dtype: args.dtype.asked(),
+        kv_types: args.kv_type.types(),
+        tokens: args.max_tokens.map(|asked| asked.min(context)),
         batch: args.batch,
         step_rows: BatchLimits::default().budget.rows as u64,
-        kv_element_bytes: dtype.size_bytes() as u64,
-        activation_element_bytes: dtype.size_bytes() as u64,
-        headroom_factor,
     };
     let report = Report {
         model: &args.model,
         opened: &opened,
-        tokens,
         batch: args.batch,
-        estimate: estimate(&opened.desc, inputs),
-        headroom_factor,
-        budget: backend.as_ref().map_or_else(host_budget, device_budget)?,
-        dtype,
+        verdict: Verdict::new(&opened, backend.as_ref(), plan)?,
     };
     match args.json {
         true => console.json(&report.document())?,
@@ -124,23 +107,7 @@ pub fn run(args: &InspectArgs, console: &Console) -> Result<Exit, CliError> {
     Ok(Exit::Success)
 }
 
-/// The type that `run` would use with the same flags.
-fn dtype(args: &InspectArgs, opened: &OpenedModel, backend: Option<&SelectedBackend>) -> DType {
-    match args.dtype {
-        DTypeArg::Auto => backend.map_or(DEFAULT_DTYPE, |backend| preferred_dtype(opened, backend)),
-        DTypeArg::F32 => DType::F32,
-        DTypeArg::F16 => DType::F16,
-        DTypeArg::Bf16 => DType::BF16,
-    }
-}
-
 impl Report<'_> {
-    fn fits(&self) -> Option<bool> {
-        self.budget
-            .bytes
-            .map(|budget| self.estimate.total_bytes <= budget)
-    }
-
     fn weights_source(&self) -> &'static str {
         match self.opened.checkpoint.gguf() {
             Some(_) => "gguf_header",
@@ -159,8 +126,13 @@ impl Report<'_> {
 
     /// The keys of the established format; `null` is a figure that there is none of here.
     fn document(&self) -> Value {
-        let estimate = &self.estimate;
-        let half = estimate.kv_bytes_per_token / self.dtype.size_bytes().max(1) as u64 * HALF_BYTES;
+        let Verdict {
+            estimate,
+            budget,
+            kv_type,
+            ..
+        } = &self.verdict;
+        let a_token = |kind: KvType| self.opened.desc.kv_bytes_per_token(kind);
         json!({
             "mlxcel_version": VERSION,
             "model": self.model,
@@ -168,36 +140,45 @@ impl Report<'_> {
             "family": self.opened.decision.arch,
             "plugin": { "name": self.opened.family.name(), "version": self.opened.family.version() },
             "inputs": {
-                "max_tokens": self.tokens,
+                "max_tokens": self.verdict.tokens,
                 "batch": self.batch,
-                "kv_cache_mode": match self.dtype.size_bytes() as u64 {
-                    HALF_BYTES => "fp16",
-                    _ => "fp32",
+                "kv_cache_mode": match kv_type {
+                    KvType::Float(DType::F32) => "fp32",
+                    KvType::Float(_) => "fp16",
+                    quantised => quantised.name(),
                 },
                 "quant": "default",
-                "dtype": self.dtype.name(),
+                "dtype": self.verdict.dtype.name(),
+                "kv_dtype": kv_type.name(),
             },
             "context_length": self.opened.desc.context_length,
             "weights_bytes": estimate.weights_bytes,
             "weights_source": self.weights_source(),
-            "kv_bytes_per_token": { "fp16": half, "fp32": 2 * half, "int8": null, "turbo4": null },
+            "kv_bytes_per_token": {
+                "fp16": a_token(DType::F16.into()),
+                "fp32": a_token(DType::F32.into()),
+                "q8_0": a_token(KvType::Q8_0),
+                "q4_0": a_token(KvType::Q4_0),
+                "int8": null,
+                "turbo4": null,
+            },
             "kv_bytes_total": estimate.kv_bytes_total,
             "kv_detail": self.kv_detail(),
             "per_slot_overhead_bytes": self.state_bytes(),
             "activation_bytes": estimate.activation_bytes,
             "backend_inflight_bytes": null,
             "headroom_bytes": estimate.headroom_bytes,
-            "headroom_factor": self.headroom_factor,
-            "budget_bytes": self.budget.bytes,
+            "headroom_factor": self.verdict.headroom_factor,
+            "budget_bytes": budget.bytes,
             "total_bytes": estimate.total_bytes,
-            "fits": self.fits(),
+            "fits": self.verdict.fits(),
             "tensors_checked": false,
         })
     }
 
     /// What one sequence takes whatever its length; none where that is nothing.
     fn state_bytes(&self) -> Option<u64> {
-        let bytes = self.estimate.state_bytes / self.batch.max(1);
+        let bytes = self.verdict.estimate.state_bytes / self.batch.max(1);
         (bytes > 0).then_some(bytes)
     }
 
@@ -224,18 +205,23 @@ impl Report<'_> {
     }
 
     fn text(&self, path: &Path) -> String {
-        let estimate = &self.estimate;
+        let Verdict {
+            estimate,
+            budget,
+            kv_type,
+            ..
+        } = &self.verdict;
         let plugin = format!(
             "{} {}",
             self.opened.family.name(),
             self.opened.family.version()
         );
-        let percent = (self.headroom_factor - 1.0) * 100.0;
-        let budget = match self.budget.bytes {
-            Some(bytes) => format!("{} ({})", bytes_text(bytes), self.budget.origin),
-            None => self.budget.origin.clone(),
+        let percent = (self.verdict.headroom_factor - 1.0) * 100.0;
+        let budget = match budget.bytes {
+            Some(bytes) => format!("{} ({})", bytes_text(bytes), budget.origin),
+            None => budget.origin.clone(),
         };
-        let verdict = match self.fits() {
+        let verdict = match self.verdict.fits() {
             Some(true) => "yes",
             Some(false) => "no",
             None => "unknown",
@@ -257,8 +243,8 @@ impl Report<'_> {
                     "{} for {} x {} tokens in {}, {} a token: {}",
                     bytes_text(estimate.kv_bytes_total),
                     self.batch,
-                    self.tokens,
-                    self.dtype.name(),
+                    self.verdict.tokens,
+                    kv_type.name(),
                     bytes_text(estimate.kv_bytes_per_token),
                     self.kv_detail()
                 ),

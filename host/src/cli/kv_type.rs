@@ -2,34 +2,29 @@
 
 use clap::Args;
 
-use crate::engine::KvTypes;
+use crate::engine::{KvType, KvTypes};
 use crate::plugin::DType;
 
 /// Types that are asked for.
 #[derive(Debug, Clone, Args)]
 pub struct KvTypeArgs {
-    /// Type of cached keys: f32, f16 or bf16; the activations' unless given, and that of the values
+    /// Type of cached keys: f32, f16, bf16, q8_0 or q4_0; the activations' unless given, and that of the values
     #[arg(long, value_name = "TYPE", value_parser = known, help_heading = "Model")]
-    cache_type_k: Option<DType>,
+    cache_type_k: Option<KvType>,
     /// Type of cached values: as for keys
     #[arg(long, value_name = "TYPE", value_parser = known, help_heading = "Model")]
-    cache_type_v: Option<DType>,
+    cache_type_v: Option<KvType>,
 }
 
-/// Types that other servers know, so that a typing mistake is not taken for one of them.
-const QUANTISED: [&str; 9] = [
-    "q8", "q8_0", "q4", "q4_0", "q4_1", "q5_0", "q5_1", "iq4_nl", "int8",
-];
-
-fn known(name: &str) -> Result<DType, String> {
+/// The type of a name, as llama.cpp spells them.
+pub fn known(name: &str) -> Result<KvType, String> {
     match name {
-        "f32" => Ok(DType::F32),
-        "f16" | "fp16" => Ok(DType::F16),
-        "bf16" => Ok(DType::BF16),
-        name if QUANTISED.contains(&name) => {
-            Err("keys and values are not quantised here, expected f32, f16 or bf16".to_owned())
-        }
-        _ => Err("expected f32, f16 or bf16".to_owned()),
+        "f32" => Ok(KvType::Float(DType::F32)),
+        "f16" | "fp16" => Ok(KvType::Float(DType::F16)),
+        "bf16" => Ok(KvType::Float(DType::BF16)),
+        "q8_0" => Ok(KvType::Q8_0),
+        "q4_0" => Ok(KvType::Q4_0),
+        _ => Err("expected f32, f16, bf16, q8_0 or q4_0".to_owned()),
     }
 }
 
@@ -62,22 +57,26 @@ mod tests {
     }
 
     #[test]
-    fn float_types_are_taken_and_others_refused_by_name() {
+    fn known_types_are_taken_and_others_refused_by_name() {
         assert_eq!(types(&[]), Ok(KvTypes::default()));
         assert_eq!(
             types(&["--cache-type-k", "f16", "--cache-type-v", "fp16"]),
             Ok(KvTypes::both(DType::F16))
         );
+        assert_eq!(
+            types(&["--cache-type-k", "q8_0", "--cache-type-v", "q8_0"]),
+            Ok(KvTypes::both(KvType::Q8_0))
+        );
         let refused = [
-            ["--cache-type-k", "q8_0"],
+            ["--cache-type-k", "q5_1"],
             ["--cache-type-v", "q4"],
             ["--cache-type-k", "f17"],
         ]
         .map(|args| types(&args).unwrap_err());
         insta::assert_snapshot!(refused.join("\n"), @r"
-        error: invalid value 'q8_0' for '--cache-type-k <TYPE>': keys and values are not quantised here, expected f32, f16 or bf16
-        error: invalid value 'q4' for '--cache-type-v <TYPE>': keys and values are not quantised here, expected f32, f16 or bf16
-        error: invalid value 'f17' for '--cache-type-k <TYPE>': expected f32, f16 or bf16
+        error: invalid value 'q5_1' for '--cache-type-k <TYPE>': expected f32, f16, bf16, q8_0 or q4_0
+        error: invalid value 'q4' for '--cache-type-v <TYPE>': expected f32, f16, bf16, q8_0 or q4_0
+        error: invalid value 'f17' for '--cache-type-k <TYPE>': expected f32, f16, bf16, q8_0 or q4_0
         ");
     }
 }

@@ -3,7 +3,7 @@
 use std::fs;
 
 use crate::engine::estimate::{DEFAULT_HEADROOM_FACTOR, EstimateInputs, MemoryEstimate, estimate};
-use crate::engine::{LoadOptions, OpenedModel, preferred_dtype};
+use crate::engine::{KvType, KvTypes, LoadOptions, OpenedModel, preferred_dtype};
 use crate::plugin::{DType, SelectedBackend};
 
 use super::error::CliError;
@@ -159,60 +159,102 @@ pub fn headroom_factor() -> Result<f64, CliError> {
     }
 }
 
-/// The estimate for a model about to be loaded, beside what there is.
-pub struct Guard {
-    estimate: MemoryEstimate,
-    budget: Budget,
-    tokens: u64,
-    dtype: DType,
-    kv_dtype: DType,
+/// What a verdict is asked about.
+#[derive(Debug, Clone, Copy)]
+pub struct Plan {
+    /// Type of activations; none is what the backend and the checkpoint prefer.
+    pub dtype: Option<DType>,
+    /// Types of keys and values.
+    pub kv_types: KvTypes,
+    /// Tokens of each sequence; none is [`PLANNED_TOKENS`], or the model's context if that is less.
+    pub tokens: Option<u64>,
+    /// Sequences at once.
+    pub batch: u64,
+    /// Most rows of a step.
+    pub step_rows: u64,
 }
 
-impl Guard {
-    /// Estimates with the type and the length that the engine will use. Without `--ctx-size` the caches grow with the
-    /// conversation, so only [`PLANNED_TOKENS`] of a longer context are counted.
+impl Plan {
+    /// Of a model that is about to be loaded. Without `--ctx-size` the caches grow with the conversation, so
+    /// only [`PLANNED_TOKENS`] of a longer context are counted.
+    pub fn of(options: &LoadOptions) -> Self {
+        Self {
+            dtype: options.dtype,
+            kv_types: options.kv_types,
+            tokens: (options.ctx_size > 0).then_some(options.ctx_size as u64),
+            batch: 1,
+            step_rows: options.limits.budget.rows as u64,
+        }
+    }
+}
+
+/// The estimate for a model, beside what there is: what `inspect` shows and what the guard of `run`,
+/// `generate` and `serve` goes by.
+pub struct Verdict {
+    /// The parts of the estimate.
+    pub estimate: MemoryEstimate,
+    /// What may be used.
+    pub budget: Budget,
+    /// Tokens that were counted.
+    pub tokens: u64,
+    /// Factor of the headroom.
+    pub headroom_factor: f64,
+    /// Type of activations.
+    pub dtype: DType,
+    /// Type of keys and values.
+    pub kv_type: KvType,
+}
+
+impl Verdict {
+    /// Estimates with the types that the engine would use. Without a backend, where none runs here, types are
+    /// those that were asked for or f16, and the budget is the machine's.
     pub fn new(
         opened: &OpenedModel,
-        backend: &SelectedBackend,
-        options: &LoadOptions,
+        backend: Option<&SelectedBackend>,
+        plan: Plan,
     ) -> Result<Self, CliError> {
-        let dtype = options
-            .dtype
-            .unwrap_or_else(|| preferred_dtype(opened, backend));
-        let kv_dtype = options.kv_types.resolve(dtype, backend)?;
-        let context = opened.desc.context_length as u64;
-        let tokens = match options.ctx_size {
-            0 => context.min(PLANNED_TOKENS),
-            asked => asked as u64,
+        let preferred = || backend.map_or(DType::F16, |backend| preferred_dtype(opened, backend));
+        let dtype = plan.dtype.unwrap_or_else(preferred);
+        let kv_type = match backend {
+            Some(backend) => plan.kv_types.resolve(dtype, backend, &opened.desc)?,
+            None => plan.kv_types.asked(dtype)?,
         };
+        let context = opened.desc.context_length as u64;
+        let tokens = plan.tokens.unwrap_or(PLANNED_TOKENS.min(context));
+        let headroom_factor = headroom_factor()?;
         let inputs = EstimateInputs {
             weights_bytes: opened.checkpoint.weights_bytes(),
             tokens,
-            batch: 1,
-            step_rows: options.limits.budget.rows as u64,
-            kv_element_bytes: kv_dtype.size_bytes() as u64,
+            batch: plan.batch,
+            step_rows: plan.step_rows,
+            kv_type,
             activation_element_bytes: dtype.size_bytes() as u64,
-            headroom_factor: headroom_factor()?,
+            headroom_factor,
         };
         Ok(Self {
             estimate: estimate(&opened.desc, inputs),
-            budget: device_budget(backend)?,
+            budget: backend.map_or_else(host_budget, device_budget)?,
             tokens,
+            headroom_factor,
             dtype,
-            kv_dtype,
+            kv_type,
         })
+    }
+
+    /// Whether it fits; none where the budget is unknown.
+    pub fn fits(&self) -> Option<bool> {
+        let need_bytes = self.estimate.total_bytes;
+        self.budget.bytes.map(|budget| need_bytes <= budget)
     }
 
     /// Refuses what does not fit; lets through where the budget is unknown.
     pub fn check(&self) -> Result<(), CliError> {
-        match self.budget.bytes {
-            Some(budget_bytes) if self.estimate.total_bytes > budget_bytes => {
-                Err(CliError::DoesNotFit {
-                    need_bytes: self.estimate.total_bytes,
-                    budget_bytes,
-                    origin: self.budget.origin.clone(),
-                })
-            }
+        match (self.fits(), self.budget.bytes) {
+            (Some(false), Some(budget_bytes)) => Err(CliError::DoesNotFit {
+                need_bytes: self.estimate.total_bytes,
+                budget_bytes,
+                origin: self.budget.origin.clone(),
+            }),
             _ => Ok(()),
         }
     }
@@ -228,7 +270,7 @@ impl Guard {
             bytes_text(self.estimate.total_bytes),
             self.tokens,
             self.dtype.name(),
-            beside(self.dtype, self.kv_dtype),
+            beside(self.dtype, self.kv_type),
             bytes_text(self.estimate.weights_bytes),
             bytes_text(self.estimate.kv_bytes_total),
             bytes_text(self.estimate.activation_bytes),
@@ -239,11 +281,11 @@ impl Guard {
 }
 
 /// What is said of the type of keys and values behind that of the activations: nothing where it is the same.
-pub fn beside(dtype: DType, kv_dtype: DType) -> String {
-    if kv_dtype == dtype {
+pub fn beside(dtype: DType, kv_type: KvType) -> String {
+    if kv_type == dtype.into() {
         return String::new();
     }
-    format!(" with {} keys and values", kv_dtype.name())
+    format!(" with {} keys and values", kv_type.name())
 }
 
 #[cfg(test)]

@@ -8,7 +8,7 @@ use crate::engine::{EngineFacts, FinishReason, open_model, start_engine};
 use super::console::Console;
 use super::error::CliError;
 use super::generation::{GenerationArgs, PromptForm};
-use super::memory::{Guard, beside};
+use super::memory::{Plan, Verdict, beside};
 use super::place::{loader, usable_catalogue};
 use super::progress::LoadProgress;
 use super::repl::Chat;
@@ -49,7 +49,7 @@ impl Session {
         let backend = loader.select_backend(&catalogue, &args.model.backend)?;
         tracing::info!("{}", backend.summary);
         let options = args.model.load_options();
-        let guard = Guard::new(&opened, &backend, &options)?;
+        let guard = Verdict::new(&opened, Some(&backend), Plan::of(&options))?;
         if args.model.estimate_memory {
             console.line(guard.text())?;
             return Ok(Prepared::Estimated);
@@ -120,7 +120,7 @@ pub fn headline(resolved: &Resolved, facts: &EngineFacts) -> String {
         backend.1,
         facts.device,
         facts.dtype.name(),
-        beside(facts.dtype, facts.kv_dtype),
+        beside(facts.dtype, facts.kv_type),
         facts.context_tokens
     )
 }

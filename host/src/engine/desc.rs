@@ -7,6 +7,7 @@ use serde::Deserialize;
 use mlxcel_abi::types::MAX_DIMS;
 
 use super::error::EngineError;
+use super::kv_types::KvType;
 
 /// Which cache one layer needs.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
@@ -133,10 +134,12 @@ impl CacheDesc {
         }
     }
 
-    /// Elements that one position takes.
-    pub fn elements_per_token(&self) -> usize {
-        let latent = |(k, _, index): (usize, usize, Option<usize>)| k + index.unwrap_or(0);
-        self.dims().map_or(0, |(heads, k, v)| heads * (k + v)) + self.latent().map_or(0, latent)
+    /// Bytes that one position takes.
+    pub fn bytes_per_token(&self, kind: KvType) -> usize {
+        let row = |width: usize| kind.row_bytes(width);
+        let latent = |(k, _, index): (usize, usize, Option<usize>)| row(k) + index.map_or(0, row);
+        let pair = |(heads, k, v): (usize, usize, usize)| heads * (row(k) + row(v));
+        self.dims().map_or(0, pair) + self.latent().map_or(0, latent)
     }
 
     /// Bytes that one sequence takes whatever its length.
@@ -252,18 +255,17 @@ impl ModelDesc {
     }
 
     /// Bytes of keys and values that one position takes over all layers.
-    pub fn kv_bytes_per_token(&self, element_bytes: usize) -> usize {
-        self.layers
-            .iter()
-            .map(CacheDesc::elements_per_token)
-            .sum::<usize>()
-            * element_bytes
+    pub fn kv_bytes_per_token(&self, kind: impl Into<KvType>) -> usize {
+        let kind = kind.into();
+        let bytes = self.layers.iter().map(|layer| layer.bytes_per_token(kind));
+        bytes.fold(0, usize::saturating_add)
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::plugin::DType;
 
     #[test]
     fn kv_bytes_follow_from_the_layers() {
@@ -274,7 +276,10 @@ mod tests {
                 "activation_width":12,"a_later_key":1}"#,
         )
         .unwrap();
-        assert_eq!(desc.kv_bytes_per_token(2), (16 + 8) * 2);
+        assert_eq!(desc.kv_bytes_per_token(DType::F16), (16 + 8) * 2);
+        // Two heads of 3 and of 5, one of 4 and of 4, each with a scale.
+        let q8 = 2 * (5 + 7) + 2 * 6;
+        assert_eq!(desc.kv_bytes_per_token(KvType::Q8_0), q8);
         assert_eq!(desc.layers[1].window(), 8);
     }
 
@@ -290,14 +295,14 @@ mod tests {
             r#"{"kind":"latent","k_dim":6,"v_dim":4,"index_dim":3},{"kind":"latent","k_dim":6,"v_dim":6}"#,
         )
         .unwrap();
-        assert_eq!(desc.kv_bytes_per_token(2), (6 + 3 + 6) * 2);
+        assert_eq!(desc.kv_bytes_per_token(DType::F16), (6 + 3 + 6) * 2);
         assert!(desc.is_exact_everywhere());
         assert_eq!(desc.needs_backend_minor(), 1);
         let desc = with_layers(
             r#"{"kind":"recurrent","states":[{"shape":[3,8],"dtype":"f32"},{"shape":[2,4,4],"dtype":"f32"}]},{"kind":"none"}"#,
         )
         .unwrap();
-        assert_eq!(desc.kv_bytes_per_token(2), 0);
+        assert_eq!(desc.kv_bytes_per_token(DType::F16), 0);
         assert_eq!(desc.state_bytes_per_sequence(), (24 + 32) * 4);
         assert!(!desc.is_exact_everywhere());
     }

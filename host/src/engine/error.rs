@@ -92,6 +92,28 @@ pub enum EngineError {
         /// The backend.
         backend: String,
     },
+    /// A quantised type of keys and values that the backend does not attend to.
+    #[error(
+        "backend {backend} does not keep keys and values in {asked}: leave --cache-type-k and --cache-type-v out, or choose a backend that lists {asked}"
+    )]
+    KvTypeQuantised {
+        /// Asked for.
+        asked: &'static str,
+        /// The backend.
+        backend: String,
+    },
+    /// A type that keys and values of this model cannot have.
+    #[error(
+        "{arch} cannot keep its caches in {asked}: {obstacle}; leave --cache-type-k and --cache-type-v out, or ask for a float type"
+    )]
+    KvTypeForModel {
+        /// Asked for.
+        asked: &'static str,
+        /// Architecture id.
+        arch: String,
+        /// Which layer, and why.
+        obstacle: String,
+    },
     /// The KV pool has no room.
     #[error(
         "the KV pool has {available_pages} free pages and {wanted_pages} are needed: shorten the conversation or allow more memory for keys and values"

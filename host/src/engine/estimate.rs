@@ -3,6 +3,7 @@
 //! Owns the formula. Reads no file and asks no device; how much there is, is the caller's business.
 
 use super::desc::ModelDesc;
+use super::kv_types::KvType;
 
 /// Share that is added to the sum for what the formula does not see: allocator slack, graphs, the process itself.
 pub const DEFAULT_HEADROOM_FACTOR: f64 = 1.20;
@@ -21,8 +22,8 @@ pub struct EstimateInputs {
     pub batch: u64,
     /// Most rows of a step; longer prompts are cut.
     pub step_rows: u64,
-    /// Bytes of one element of keys and values.
-    pub kv_element_bytes: u64,
+    /// Type of keys and values.
+    pub kv_type: KvType,
     /// Bytes of one element of activations.
     pub activation_element_bytes: u64,
     /// Factor on the sum; 1.2 adds a fifth.
@@ -52,8 +53,8 @@ pub struct MemoryEstimate {
 ///
 /// Windowed layers count in full, because the pool keeps all of their positions.
 pub fn estimate(desc: &ModelDesc, inputs: EstimateInputs) -> MemoryEstimate {
-    let per_token = u64::try_from(desc.kv_bytes_per_token(1)).unwrap_or(u64::MAX);
-    let kv_bytes_per_token = per_token.saturating_mul(inputs.kv_element_bytes);
+    let kv_bytes_per_token =
+        u64::try_from(desc.kv_bytes_per_token(inputs.kv_type)).unwrap_or(u64::MAX);
     let positions = inputs.tokens.saturating_mul(inputs.batch);
     let per_sequence = u64::try_from(desc.state_bytes_per_sequence()).unwrap_or(u64::MAX);
     let state_bytes = per_sequence.saturating_mul(2).saturating_mul(inputs.batch);
@@ -91,6 +92,7 @@ mod tests {
 
     use super::*;
     use crate::engine::{CacheDesc, StateDesc};
+    use crate::plugin::DType;
 
     fn desc(layers: usize, heads: usize, width: usize) -> ModelDesc {
         ModelDesc {
@@ -116,7 +118,7 @@ mod tests {
         tokens: 1000,
         batch: 1,
         step_rows: 512,
-        kv_element_bytes: 2,
+        kv_type: KvType::Float(DType::F16),
         activation_element_bytes: 2,
         headroom_factor: 1.5,
     };
@@ -186,7 +188,7 @@ mod tests {
                 EstimateInputs { weights_bytes: weights_bytes.saturating_add(7), ..inputs },
                 EstimateInputs { tokens: tokens.saturating_add(7), ..inputs },
                 EstimateInputs { batch: batch.saturating_add(7), ..inputs },
-                EstimateInputs { kv_element_bytes: 4, ..inputs },
+                EstimateInputs { kv_type: DType::F32.into(), ..inputs },
                 EstimateInputs { headroom_factor: factor + 1.0, ..inputs },
             ] {
                 prop_assert!(estimate(&desc, more).total_bytes >= base.total_bytes);

@@ -10,7 +10,7 @@ use super::batch::BatchLimits;
 use super::detect::OpenedModel;
 use super::error::EngineError;
 use super::fingerprint::Fingerprint;
-use super::kv_types::KvTypes;
+use super::kv_types::{KvType, KvTypes};
 use super::prefix::PrefixLimits;
 use super::prefix_disk::{DiskOptions, DiskTier};
 use super::runner::{PAGE_SIZE, Runner};
@@ -82,7 +82,7 @@ pub struct EngineFacts {
     /// Float type of activations.
     pub dtype: DType,
     /// Type of keys and values.
-    pub kv_dtype: DType,
+    pub kv_type: KvType,
     /// Longest sequence, in tokens.
     pub context_tokens: usize,
     /// Tokens that fit into the KV pool, over all sequences.
@@ -125,7 +125,9 @@ pub fn load_runner(
     let dtype = options
         .dtype
         .unwrap_or_else(|| preferred_dtype(opened, selected));
-    let kv_dtype = options.kv_types.resolve(dtype, selected)?;
+    let kv_type = options
+        .kv_types
+        .resolve(dtype, selected, &opened.desc)?;
     let context_tokens = context_tokens(opened.desc.context_length, options.ctx_size)?;
     let mut open = OpenOptions::default();
     if options.threads > 0 {
@@ -161,7 +163,7 @@ pub fn load_runner(
         .first()
         .map(|device| device.description.clone())
         .unwrap_or_default();
-    let (kv_tokens, checkpoints) = cache_sizes(opened, selected, options, kv_dtype, context_tokens);
+    let (kv_tokens, checkpoints) = cache_sizes(opened, selected, options, kv_type, context_tokens);
     let facts = EngineFacts {
         arch: opened.decision.arch.clone(),
         family: (
@@ -174,20 +176,20 @@ pub fn load_runner(
         ),
         device,
         dtype,
-        kv_dtype,
+        kv_type,
         context_tokens,
         kv_tokens,
         vocab_size: opened.desc.vocab_size,
         weights_bytes: opened.checkpoint.weights_bytes(),
         load: started.elapsed(),
     };
-    let page_bytes = opened.desc.kv_bytes_per_token(kv_dtype.size_bytes()) * PAGE_SIZE;
+    let page_bytes = opened.desc.kv_bytes_per_token(kv_type) * PAGE_SIZE;
     let runner = Runner::new(
         model,
         opened.desc.clone(),
         context_tokens,
         kv_tokens,
-        kv_dtype,
+        kv_type,
     )
     .with_states(options.limits.parallel.max(1), checkpoints)
     .with_prefix_limits(options.prefix.limits(page_bytes));
@@ -239,7 +241,7 @@ fn open_disk(
         fingerprint.add_content(selected.plugin.path())?;
         fingerprint.add(format!("{:?}", opened.desc));
         fingerprint.add(facts.dtype.name());
-        fingerprint.add(facts.kv_dtype.name());
+        fingerprint.add(facts.kv_type.name());
         fingerprint.add(precision.map_or("", Precision::name));
         // Scaled rotations may depend on the context that was asked for.
         fingerprint.add(facts.context_tokens.to_le_bytes());
@@ -285,11 +287,11 @@ fn cache_sizes(
     opened: &OpenedModel,
     selected: &SelectedBackend,
     options: &LoadOptions,
-    kv_dtype: DType,
+    kv_type: KvType,
     context_tokens: usize,
 ) -> (usize, usize) {
     let wanted = context_tokens.saturating_mul(options.limits.parallel.max(1));
-    let per_token = opened.desc.kv_bytes_per_token(kv_dtype.size_bytes()).max(1) as u64;
+    let per_token = opened.desc.kv_bytes_per_token(kv_type).max(1) as u64;
     let free_bytes = selected
         .report
         .devices

@@ -34,7 +34,7 @@ pub use desc::{CacheDesc, ModelDesc, StateDesc};
 pub use detect::{OpenedModel, open_model};
 pub use error::EngineError;
 pub use figures::EngineFigures;
-pub use kv_types::KvTypes;
+pub use kv_types::{KvType, KvTypes};
 pub use load::{EngineFacts, LoadOptions, Precision, PrefixOptions, preferred_dtype, start_engine};
 pub use prefix::{PrefixCache, PrefixLimits, PrefixStats};
 pub use prefix_disk::{DiskOptions, DiskStats};

@@ -9,13 +9,14 @@ mod transfer;
 
 use std::cell::RefCell;
 
-use crate::plugin::{Backend, CallError, DType, DeviceTensor, Tensor};
+use crate::plugin::{Backend, CallError, DeviceTensor, Tensor};
 
 use super::desc::{CacheDesc, ModelDesc};
+use super::kv_types::KvType;
 use latent::LatentPool;
 pub use step::{StepArrays, StepKv};
 
-/// Keys and values of one layer: `[pages, page_size, heads, width]`.
+/// Keys and values of one layer: `[pages, page_size, heads, stored width]`.
 struct LayerPool {
     keys: DeviceTensor,
     values: DeviceTensor,
@@ -31,12 +32,12 @@ pub struct KvPool {
     latents: RefCell<Vec<Option<LatentPool>>>,
     pages: usize,
     page_size: usize,
-    dtype: DType,
+    kv_type: KvType,
 }
 
 impl KvPool {
     /// A pool without memory; it grows with the pages that are handed out.
-    pub fn new(backend: &Backend, desc: &ModelDesc, page_size: usize, dtype: DType) -> Self {
+    pub fn new(backend: &Backend, desc: &ModelDesc, page_size: usize, kv_type: KvType) -> Self {
         Self {
             backend: backend.clone(),
             layers: desc.layers.clone(),
@@ -44,14 +45,15 @@ impl KvPool {
             latents: RefCell::default(),
             pages: 0,
             page_size,
-            dtype,
+            kv_type,
         }
     }
 
     /// Bytes held, the same on every backend.
     pub fn bytes(&self) -> usize {
-        let per_token: usize = self.layers.iter().map(CacheDesc::elements_per_token).sum();
-        per_token * self.dtype.size_bytes() * self.page_size * self.pages
+        let of_layer = |layer: &CacheDesc| layer.bytes_per_token(self.kv_type);
+        let per_token: usize = self.layers.iter().map(of_layer).sum();
+        per_token * self.page_size * self.pages
     }
 
     /// Makes room for `pages` pages, page 0 included, but at most `limit`. Growth doubles, so that
@@ -72,8 +74,9 @@ impl KvPool {
                 continue;
             };
             let zeros = |width: usize| {
+                let width = self.kv_type.stored_width(width);
                 let shape = [added, self.page_size, heads, width].map(|n| n as i64);
-                self.backend.full(0.0, self.dtype, &shape)
+                self.backend.full(0.0, self.kv_type.storage(), &shape)
             };
             let (keys, values) = (zeros(k_dim)?, zeros(v_dim)?);
             pools.push(Some(match previous {
@@ -99,7 +102,7 @@ impl KvPool {
                 layer,
                 previous,
                 added,
-                self.dtype,
+                self.kv_type,
             )?);
         }
         self.latents = RefCell::new(latents);

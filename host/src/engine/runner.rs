@@ -10,6 +10,7 @@ use crate::plugin::{DType, Model, StepInputs};
 
 use super::desc::{CacheDesc, ModelDesc};
 use super::error::EngineError;
+use super::kv_types::KvType;
 use super::pack::{PackedStep, Span, pack};
 use super::pages::PageAllocator;
 use super::pool::{KvPool, StepArrays, StepKv};
@@ -51,9 +52,9 @@ impl Runner {
         desc: ModelDesc,
         context_tokens: usize,
         kv_tokens: usize,
-        kv_dtype: DType,
+        kv_type: KvType,
     ) -> Self {
-        let pool = KvPool::new(model.backend(), &desc, PAGE_SIZE, kv_dtype);
+        let pool = KvPool::new(model.backend(), &desc, PAGE_SIZE, kv_type);
         let states = StatePool::new(model.backend(), &desc);
         let pages = PageAllocator::new(kv_tokens.div_ceil(PAGE_SIZE).max(1) + 1);
         Self {

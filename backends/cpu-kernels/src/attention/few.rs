@@ -2,9 +2,9 @@
 //! of its group. Parts are cut at fixed positions, so that a row's result does not depend on what
 //! else is in the step, and are put together at the end (as in Flash-Decoding).
 
+use super::cells::Stored;
 use super::{Paged, Scratch, capped, exponentials};
 use crate::Isa;
-use crate::factor::Factor;
 use crate::isa::dispatch;
 use crate::simd::Simd;
 
@@ -53,7 +53,7 @@ macro_rules! runs {
 /// # Safety
 /// The CPU has `isa`, `p` is valid, `C` its storage, `to` has room for [`partial_len`] elements that
 /// nobody else writes.
-pub(super) unsafe fn part<C: Factor>(
+pub(super) unsafe fn part<C: Stored>(
     isa: Isa,
     p: &Paged<'_>,
     (keys, values): (*const C, *const C),
@@ -93,7 +93,7 @@ pub(super) unsafe fn part<C: Factor>(
 
 /// Weights of a part's keys, not normalised: `scores[g][key]`; writes best scores and totals.
 #[inline(always)]
-unsafe fn weights<S: Simd, C: Factor>(
+unsafe fn weights<S: Simd, C: Stored>(
     p: &Paged<'_>,
     keys: *const C,
     part: Part,
@@ -107,7 +107,7 @@ unsafe fn weights<S: Simd, C: Factor>(
             p.q.as_ptr()
                 .add((part.row * p.heads + part.kv_head * group) * p.k_dim);
         runs!(p, part, |row, done, run| {
-            let k = keys.add((row * p.kv_heads + part.kv_head) * p.k_dim);
+            let k = keys.add((row * p.kv_heads + part.kv_head) * C::FORMAT.row_len(p.k_dim));
             for g in 0..group {
                 let to = scores.add(g * PART_KEYS + done);
                 score_run::<S, C>(p, q.add(g * p.k_dim), k, run, to);
@@ -132,24 +132,24 @@ unsafe fn weights<S: Simd, C: Factor>(
 }
 
 dispatch! {
-    unsafe fn run_weights[C: Factor][C](
+    unsafe fn run_weights[C: Stored][C](
         p: &Paged<'_>, keys: *const C, part: Part, scores: *mut f32, sums: *mut f32
     ) = weights
 }
 dispatch! {
-    unsafe fn run_values[C: Factor, const G: usize][C, G](p: &Paged<'_>, job: &Values<C>) = weighted_values
+    unsafe fn run_values[C: Stored, const G: usize][C, G](p: &Paged<'_>, job: &Values<C>) = weighted_values
 }
 
 /// Products of one query with `n` keys in a row of the pool, unscaled.
 #[inline(always)]
-unsafe fn score_run<S: Simd, C: Factor>(
+unsafe fn score_run<S: Simd, C: Stored>(
     p: &Paged<'_>,
     q: *const f32,
     k: *const C,
     n: usize,
     to: *mut f32,
 ) {
-    let stride = p.kv_heads * p.k_dim;
+    let stride = p.kv_heads * C::FORMAT.row_len(p.k_dim);
     // SAFETY: forwarded to the caller.
     unsafe {
         let mut j = 0;
@@ -157,10 +157,9 @@ unsafe fn score_run<S: Simd, C: Factor>(
             let mut acc = [S::zero(); 4];
             let mut d = 0;
             while d < p.k_dim {
-                let left = p.k_dim - d;
-                let q = <f32 as Factor>::load::<S>(q.add(d), left);
+                let q = <f32 as Stored>::load::<S>(q, d, p.k_dim);
                 for (i, acc) in acc.iter_mut().enumerate() {
-                    *acc = C::load::<S>(k.add((j + i) * stride + d), left).mul_add(q, *acc);
+                    *acc = C::load::<S>(k.add((j + i) * stride), d, p.k_dim).mul_add(q, *acc);
                 }
                 d += S::LANES;
             }
@@ -171,9 +170,8 @@ unsafe fn score_run<S: Simd, C: Factor>(
             let mut acc = S::zero();
             let mut d = 0;
             while d < p.k_dim {
-                let left = p.k_dim - d;
-                let q = <f32 as Factor>::load::<S>(q.add(d), left);
-                acc = C::load::<S>(k.add(j * stride + d), left).mul_add(q, acc);
+                let q = <f32 as Stored>::load::<S>(q, d, p.k_dim);
+                acc = C::load::<S>(k.add(j * stride), d, p.k_dim).mul_add(q, acc);
                 d += S::LANES;
             }
             *to.add(j) = acc.sum();
@@ -192,21 +190,20 @@ struct Values<C> {
 
 /// Weighted sums of values for `G` query heads, two vectors of a value at a time.
 #[inline(always)]
-unsafe fn weighted_values<S: Simd, C: Factor, const G: usize>(p: &Paged<'_>, job: &Values<C>) {
-    let (stride, part) = (p.kv_heads * p.v_dim, job.part);
+unsafe fn weighted_values<S: Simd, C: Stored, const G: usize>(p: &Paged<'_>, job: &Values<C>) {
+    let (row_len, part) = (C::FORMAT.row_len(p.v_dim), job.part);
+    let stride = p.kv_heads * row_len;
     for d in (0..p.v_dim).step_by(2 * S::LANES) {
         let (left, more) = (p.v_dim - d, (p.v_dim - d).saturating_sub(S::LANES));
         // SAFETY: forwarded to the caller; loads and stores stop at the width of a value.
         unsafe {
             let mut acc = [[S::zero(); 2]; G];
             runs!(p, part, |row, done, run| {
-                let v = job
-                    .values
-                    .add((row * p.kv_heads + part.kv_head) * p.v_dim + d);
+                let v = job.values.add((row * p.kv_heads + part.kv_head) * row_len);
                 for j in 0..run {
                     let v = v.add(j * stride);
-                    let low = C::load::<S>(v, left);
-                    let high = C::load::<S>(v.wrapping_add(S::LANES), more);
+                    let low = C::load::<S>(v, d, p.v_dim);
+                    let high = C::load::<S>(v, d + S::LANES, p.v_dim);
                     for (g, acc) in acc.iter_mut().enumerate() {
                         let weight = S::splat(*job.scores.add(g * PART_KEYS + done + j));
                         *acc = [weight.mul_add(low, acc[0]), weight.mul_add(high, acc[1])];

@@ -1,9 +1,9 @@
 //! Many rows: blocks of queries meet blocks of keys through the register tile of `gemm`, with the
 //! running softmax of FlashAttention (Dao et al. 2022), so that scores never leave the cache.
 
+use super::cells::Stored;
 use super::{Paged, Scratch, capped, exponentials};
 use crate::Isa;
-use crate::factor::Factor;
 use crate::gemm::{self, Tile};
 use crate::isa::dispatch;
 use crate::simd::Simd;
@@ -13,17 +13,14 @@ pub(super) const BLOCK_ROWS: usize = 16;
 /// Keys of a block: the widest panel.
 const BLOCK_KEYS: usize = 32;
 
-/// Converts `n` elements to f32.
+/// Converts a stored row of `n` elements to f32.
 #[inline(always)]
-unsafe fn widen<S: Simd, C: Factor>(from: *const C, n: usize, to: *mut f32) {
-    // SAFETY: the caller vouches for n elements behind both pointers.
+unsafe fn widen<S: Simd, C: Stored>(from: *const C, n: usize, to: *mut f32) {
+    // SAFETY: the caller vouches for the row and for n elements behind `to`.
     unsafe {
-        let mut i = 0;
-        while i < n {
-            let left = n - i;
-            let x = C::load::<S>(from.add(i), left);
-            x.store_first(to.add(i), left.min(S::LANES));
-            i += S::LANES;
+        for i in (0..n).step_by(S::LANES) {
+            let x = C::load::<S>(from, i, n);
+            x.store_first(to.add(i), (n - i).min(S::LANES));
         }
     }
 }
@@ -42,7 +39,7 @@ pub(super) struct Block {
 /// # Safety
 /// The CPU has `isa`, `p` is valid, `C` its storage, `out` is `[T, heads, v_dim]` and these rows and heads are written
 /// by nobody else.
-pub(super) unsafe fn block<C: Factor>(
+pub(super) unsafe fn block<C: Stored>(
     isa: Isa,
     p: &Paged<'_>,
     (pool_keys, pool_values): (*const C, *const C),
@@ -83,7 +80,7 @@ pub(super) unsafe fn block<C: Factor>(
         let n = BLOCK_KEYS.min(in_page).min(highest + 1 - key);
         let pool_row = p.pool_row(task.sequence, key);
         for j in 0..n {
-            let k = ((pool_row + j) * p.kv_heads + task.kv_head) * p.k_dim;
+            let k = ((pool_row + j) * p.kv_heads + task.kv_head) * C::FORMAT.row_len(p.k_dim);
             // SAFETY: the key is inside the pool; `values` has room for it.
             unsafe { run_widen::<C>(isa, pool_keys.add(k), p.k_dim, s.values.as_mut_ptr()) };
             for (d, x) in s.values[..p.k_dim].iter().enumerate() {
@@ -91,7 +88,7 @@ pub(super) unsafe fn block<C: Factor>(
             }
         }
         for j in 0..n {
-            let v = ((pool_row + j) * p.kv_heads + task.kv_head) * p.v_dim;
+            let v = ((pool_row + j) * p.kv_heads + task.kv_head) * C::FORMAT.row_len(p.v_dim);
             // SAFETY: as above.
             unsafe {
                 let to = s.values.as_mut_ptr().add(j * p.v_dim);
@@ -193,5 +190,5 @@ dispatch! {
     unsafe fn run_soften(p: &Paged<'_>, s: &mut Scratch, query: usize, at: (usize, usize, usize)) = soften
 }
 dispatch! {
-    unsafe fn run_widen[C: Factor][C](from: *const C, n: usize, to: *mut f32) = widen
+    unsafe fn run_widen[C: Stored][C](from: *const C, n: usize, to: *mut f32) = widen
 }

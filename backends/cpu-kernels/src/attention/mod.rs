@@ -3,105 +3,27 @@
 //! Two ways, chosen per sequence by the number of its rows in the step: `few` for decode, `many`
 //! for prefill.
 
+mod cells;
 mod few;
 mod many;
 #[cfg(test)]
 mod tests;
 
 use crate::Isa;
-use crate::factor::{Bf16, F16, Factor};
+use crate::factor::{Bf16, F16};
 use crate::pool::Pool;
 use crate::simd::Simd;
-
-/// Keys or values of the pool, row-major.
-#[derive(Debug, Clone, Copy)]
-pub enum Cells<'a> {
-    /// f32.
-    F32(&'a [f32]),
-    /// Bits of f16.
-    F16(&'a [u16]),
-    /// Bits of bf16.
-    Bf16(&'a [u16]),
-}
-
-impl Cells<'_> {
-    /// Number of elements.
-    pub fn len(&self) -> usize {
-        match self {
-            Self::F32(cells) => cells.len(),
-            Self::F16(cells) | Self::Bf16(cells) => cells.len(),
-        }
-    }
-
-    /// Whether there are none.
-    pub fn is_empty(&self) -> bool {
-        self.len() == 0
-    }
-}
-
-/// Keys or values of the pool, to be written.
-#[derive(Debug)]
-pub enum CellsMut<'a> {
-    /// f32.
-    F32(&'a mut [f32]),
-    /// Bits of f16.
-    F16(&'a mut [u16]),
-    /// Bits of bf16.
-    Bf16(&'a mut [u16]),
-}
-
-impl CellsMut<'_> {
-    /// Writes rows of `width` elements to the slots of the pool, rounded to its type. Slots outside
-    /// of it are left out.
-    pub fn append(&mut self, slots: &[i32], rows: &[f32], width: usize) {
-        use half::slice::{HalfBitsSliceExt, HalfFloatSliceExt};
-        for (slot, row) in slots.iter().zip(rows.chunks_exact(width)) {
-            let Ok(slot) = usize::try_from(*slot) else {
-                continue;
-            };
-            let range = slot * width..(slot + 1) * width;
-            match self {
-                Self::F32(cells) => {
-                    if let Some(cells) = cells.get_mut(range) {
-                        cells.copy_from_slice(row);
-                    }
-                }
-                Self::F16(cells) => {
-                    if let Some(cells) = cells.get_mut(range) {
-                        cells
-                            .reinterpret_cast_mut::<half::f16>()
-                            .convert_from_f32_slice(row);
-                    }
-                }
-                Self::Bf16(cells) => {
-                    if let Some(cells) = cells.get_mut(range) {
-                        cells
-                            .reinterpret_cast_mut::<half::bf16>()
-                            .convert_from_f32_slice(row);
-                    }
-                }
-            }
-        }
-    }
-
-    /// The same cells, to be read.
-    pub fn cells(&self) -> Cells<'_> {
-        match self {
-            Self::F32(cells) => Cells::F32(cells),
-            Self::F16(cells) => Cells::F16(cells),
-            Self::Bf16(cells) => Cells::Bf16(cells),
-        }
-    }
-}
+pub use cells::{Cells, CellsMut, Format};
+use cells::{Q4, Q8, Stored};
 
 /// Operands of a step, row-major.
 #[derive(Clone, Copy)]
 pub struct Paged<'a> {
     /// `[T, heads, k_dim]`.
     pub q: &'a [f32],
-    /// `[pages, page_size, kv_heads, k_dim]`.
+    /// `[pages, page_size, kv_heads, row of k_dim]`.
     pub keys: Cells<'a>,
-    /// `[pages, page_size, kv_heads, v_dim]`.
+    /// `[pages, page_size, kv_heads, row of v_dim]`.
     pub values: Cells<'a>,
     /// `[T]`.
     pub positions: &'a [i32],
@@ -170,7 +92,9 @@ impl Paged<'_> {
         let (Some(last), Some(first)) = (self.row_starts.last(), self.row_starts.first()) else {
             return false;
         };
-        let pool_rows = self.keys.len() / (self.kv_heads * self.k_dim).max(1);
+        let format = self.keys.format();
+        let row = |width: usize| (self.kv_heads * format.row_len(width)).max(1);
+        let pool_rows = self.keys.len() / row(self.k_dim);
         let pages = pool_rows / self.page_size.max(1);
         let sizes = self.kv_heads > 0
             && self.k_dim > 0
@@ -178,7 +102,7 @@ impl Paged<'_> {
             && self.page_size > 0
             && self.heads.is_multiple_of(self.kv_heads)
             && self.q.len() == rows * self.heads * self.k_dim
-            && self.values.len() / (self.kv_heads * self.v_dim) >= pool_rows
+            && self.values.len() / row(self.v_dim) >= pool_rows
             && (self.sinks.is_empty() || self.sinks.len() == self.heads);
         let boundaries = *first == 0 && *last as usize == rows && self.row_starts.is_sorted();
         let most = self.pages_per_sequence() * self.page_size;
@@ -251,7 +175,7 @@ fn capped(score: f32, softcap: f32) -> f32 {
     }
 }
 
-unsafe fn stored<C: Factor>(
+unsafe fn stored<C: Stored>(
     isa: Isa,
     p: &Paged<'_>,
     cells: (*const C, *const C),
@@ -269,7 +193,7 @@ unsafe fn stored<C: Factor>(
 }
 
 unsafe fn run(isa: Isa, p: &Paged<'_>, task: Task, to: (*mut f32, *mut f32), s: &mut Scratch) {
-    // SAFETY: forwarded to the caller; `F16` and `Bf16` are transparent over their bits.
+    // SAFETY: forwarded to the caller; storage types are transparent over their bits.
     unsafe {
         match (p.keys, p.values) {
             (Cells::F32(k), Cells::F32(v)) => {
@@ -280,6 +204,12 @@ unsafe fn run(isa: Isa, p: &Paged<'_>, task: Task, to: (*mut f32, *mut f32), s: 
             }
             (Cells::Bf16(k), Cells::Bf16(v)) => {
                 stored::<Bf16>(isa, p, (k.as_ptr().cast(), v.as_ptr().cast()), task, to, s);
+            }
+            (Cells::Q8(k), Cells::Q8(v)) => {
+                stored::<Q8>(isa, p, (k.as_ptr().cast(), v.as_ptr().cast()), task, to, s);
+            }
+            (Cells::Q4(k), Cells::Q4(v)) => {
+                stored::<Q4>(isa, p, (k.as_ptr().cast(), v.as_ptr().cast()), task, to, s);
             }
             _ => {}
         }

@@ -55,6 +55,27 @@ fn case(
     }
 }
 
+/// A pool in 8 and in 4 bits: as it is stored, and what that stands for.
+fn quantised(pool: &[f32], kv_heads: usize, width: usize) -> [(Vec<u8>, Vec<f32>); 2] {
+    let slots: Vec<i32> = (0..pool.len() / (kv_heads * width))
+        .map(|slot| slot as i32)
+        .collect();
+    [Format::Q8, Format::Q4].map(|format| {
+        let mut stored = vec![0; pool.len() / width * format.row_len(width)];
+        let mut cells = match format {
+            Format::Q8 => CellsMut::Q8(&mut stored),
+            _ => CellsMut::Q4(&mut stored),
+        };
+        cells.append(&slots, pool, [kv_heads, width]);
+        let back = stored
+            .chunks_exact(format.row_len(width))
+            .flat_map(|row| cells::testing::read(format, row, width))
+            .map(|x| x as f32)
+            .collect();
+        (stored, back)
+    })
+}
+
 fn reference(p: &Paged<'_>, keys: &[f32], values: &[f32]) -> Vec<f64> {
     let mut out = Vec::new();
     for row in 0..p.positions.len() {
@@ -175,7 +196,19 @@ fn ragged_steps_match_f64() {
                     let brain_rounded = bf16
                         .each_ref()
                         .map(|x| x.iter().map(|x| x.to_f32()).collect::<Vec<_>>());
+                    let [q8_keys, q4_keys] = quantised(&c.keys, kv_heads, k);
+                    let [q8_values, q4_values] = quantised(&c.values, kv_heads, v);
                     for (keys, values, exact) in [
+                        (
+                            Cells::Q8(&q8_keys.0),
+                            Cells::Q8(&q8_values.0),
+                            [&q8_keys.1, &q8_values.1],
+                        ),
+                        (
+                            Cells::Q4(&q4_keys.0),
+                            Cells::Q4(&q4_values.0),
+                            [&q4_keys.1, &q4_values.1],
+                        ),
                         (p.keys, p.values, [&c.keys, &c.values]),
                         (
                             Cells::F16(&bits[0]),

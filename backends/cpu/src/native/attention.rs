@@ -4,9 +4,9 @@ use core::ffi::c_void;
 
 use mlxcel_abi::ops::BackendOps;
 use mlxcel_abi::ops_args::PagedAttentionArgs;
-use mlxcel_abi::{DType, ErrorObj, Result, Status, Tensor};
+use mlxcel_abi::{AbiError, DType, ErrorObj, Result, Status, Tensor, status};
 use mlxcel_backend_mlx::native::{Native, View};
-use mlxcel_cpu_kernels::attention::{Cells, CellsMut, Paged, paged};
+use mlxcel_cpu_kernels::attention::{Cells, CellsMut, Format, Paged, paged};
 
 use super::{Outcome, State, attempt, filled, floats};
 
@@ -23,8 +23,15 @@ unsafe extern "C" fn paged_attention(
     let kernel = |native: Native<'_>, state: &mut State| {
         // SAFETY: the slot's contract: a live argument struct.
         let args = unsafe { PagedAttentionArgs::read(args) }?;
+        let is_half = matches!(native.view(args.q)?.dtype, DType::F16 | DType::BF16);
         // SAFETY: the slot's contract: the caller holds the tensors and the boundaries.
-        match unsafe { attend(native, state, &args) }? {
+        let made = unsafe {
+            match is_half && native.view(args.k_pool)?.dtype == DType::U8 {
+                true => attend_halves(native, state, &args, ctx),
+                false => attend(native, state, &args),
+            }
+        };
+        match made? {
             Some(made) if !out.is_null() => {
                 // SAFETY: not null, and the caller's to write.
                 unsafe { out.write(made) };
@@ -47,6 +54,53 @@ fn integers(native: &Native<'_>, t: Tensor) -> Result<Option<View>> {
     Ok((view.is_contiguous && view.dtype == DType::I32).then_some(view))
 }
 
+/// Quantised caches beside half activations: the kernels compute in f32, so what is given is widened and
+/// the result narrowed again.
+///
+/// # Safety
+/// As for [`attend`]; `mlx` is the table of `ctx`.
+unsafe fn attend_halves(
+    native: Native<'_>,
+    state: &mut State,
+    args: &PagedAttentionArgs,
+    ctx: *mut c_void,
+) -> Result<Option<[Tensor; 3]>> {
+    let mlx = state.mlx.clone();
+    let cast = |t: Tensor, dtype: DType| -> Result<Tensor> {
+        if t.is_none() {
+            return Ok(t);
+        }
+        let mut out = Tensor::NONE;
+        // SAFETY: a slot of the table of this context; nobody asks for an error's text.
+        let status = unsafe { (mlx.cast)(ctx, t, dtype, &raw mut out, core::ptr::null_mut()) };
+        match status {
+            status::OK => Ok(out),
+            code => Err(AbiError::new(code, "the operands cannot be cast to f32")),
+        }
+    };
+    let dtype = native.view(args.q)?.dtype;
+    let wide = PagedAttentionArgs {
+        q: cast(args.q, DType::F32)?,
+        k: cast(args.k, DType::F32)?,
+        v: cast(args.v, DType::F32)?,
+        sinks: cast(args.sinks, DType::F32)?,
+        ..*args
+    };
+    // SAFETY: forwarded to the caller; the casts live until they are released below.
+    let made = unsafe { attend(native, state, &wide) };
+    for t in [wide.q, wide.k, wide.v, wide.sinks] {
+        if !t.is_none() {
+            native.release(t)?;
+        }
+    }
+    let Some([result, keys, values]) = made? else {
+        return Ok(None);
+    };
+    let narrow = cast(result, dtype)?;
+    native.release(result)?;
+    Ok(Some([narrow, keys, values]))
+}
+
 /// # Safety
 /// The caller holds all tensors, and `row_starts` has `n_sequences + 1` values.
 unsafe fn attend(
@@ -57,14 +111,22 @@ unsafe fn attend(
     if args.row_starts.is_null() {
         return Ok(None);
     }
-    if args.read_only != 0 || args.latent_dim > 0 || !args.selection.is_none() {
+    if args.latent_dim > 0 || !args.selection.is_none() {
         // SAFETY: forwarded to the caller.
         return unsafe { super::sparse::special_attention(native, state, args) };
     }
+    let reads = args.read_only != 0;
+    if reads != args.k.is_none() || reads != args.v.is_none() {
+        return Ok(None);
+    }
+    let appended = |t: Tensor| match t.is_none() {
+        true => Ok(Some(None)),
+        false => floats(&native, t).map(|view| view.map(Some)),
+    };
     let (Some(q), Some(k), Some(v)) = (
         floats(&native, args.q)?,
-        floats(&native, args.k)?,
-        floats(&native, args.v)?,
+        appended(args.k)?,
+        appended(args.v)?,
     ) else {
         return Ok(None);
     };
@@ -73,35 +135,43 @@ unsafe fn attend(
     if !alike || k_pool.is_empty() || v_pool.is_empty() {
         return Ok(None);
     }
-    let (Some(slots), Some(positions), Some(page_table)) = (
-        integers(&native, args.slots)?,
+    let (Some(positions), Some(page_table)) = (
         integers(&native, args.positions)?,
         integers(&native, args.page_table)?,
     ) else {
         return Ok(None);
+    };
+    let slots = match reads {
+        true => None,
+        false => match integers(&native, args.slots)? {
+            Some(slots) => Some(slots),
+            None => return Ok(None),
+        },
     };
     let sinks = if args.sinks.is_none() {
         None
     } else {
         Some(floats(&native, args.sinks)?)
     };
-    let (&[rows, heads, k_dim], &[k_rows, kv_heads, k_width], &[v_rows, v_heads, v_dim]) =
-        (q.shape(), k.shape(), v.shape())
+    let (&[rows, heads, k_dim], &[pages, page_size, kv_heads, pool_k], &[_, _, _, pool_v]) =
+        (q.shape(), k_pool.shape(), v_pool.shape())
     else {
         return Ok(None);
     };
-    let (&[pages, page_size, pool_heads, pool_k], &[v_pages, v_page_size, v_pool_heads, pool_v]) =
-        (k_pool.shape(), v_pool.shape())
-    else {
+    let Some(format) = format_of(&k_pool, k_dim) else {
         return Ok(None);
     };
-    let fits = [k_rows, v_rows] == [rows; 2]
-        && k_width == k_dim
-        && pool_k == k_dim
-        && pool_v == v_dim
-        && [v_heads, pool_heads, v_pool_heads] == [kv_heads; 3]
-        && [v_pages, v_page_size] == [pages, page_size]
-        && slots.shape() == [rows]
+    let Some(v_dim) = format.width(pool_v as usize).map(|width| width as i64) else {
+        return Ok(None);
+    };
+    let is_shape = |view: &Option<View>, wanted: &[i64]| {
+        view.as_ref().is_none_or(|view| view.shape() == wanted)
+    };
+    let fits = format.row_len(k_dim as usize) == pool_k as usize
+        && v_pool.shape() == [pages, page_size, kv_heads, pool_v]
+        && is_shape(&k, &[rows, kv_heads, k_dim])
+        && is_shape(&v, &[rows, kv_heads, v_dim])
+        && is_shape(&slots, &[rows])
         && positions.shape() == [rows]
         && page_table.shape().len() == 2
         && page_table.shape().first() == Some(&i64::from(args.n_sequences))
@@ -112,12 +182,10 @@ unsafe fn attend(
     let pool_rows = pages * page_size;
     // SAFETY: contiguous views of the checked types. The pools are the caller's to give: the slot
     // may write into them, and nothing else reads them meanwhile.
-    let (slots, new_k, new_v, cells) = unsafe {
+    let (slots, cells) = unsafe {
         (
-            slots.as_slice::<i32>(),
-            k.as_slice::<f32>(),
-            v.as_slice::<f32>(),
-            cells(&k_pool).zip(cells(&v_pool)),
+            slots.map_or(&[][..], |slots| slots.as_slice::<i32>()),
+            cells(&k_pool, format).zip(cells(&v_pool, format)),
         )
     };
     let Some((mut keys, mut values)) = cells else {
@@ -165,8 +233,12 @@ unsafe fn attend(
     if !whole.is_valid() {
         return Ok(None);
     }
-    keys.append(slots, new_k, kv_heads * k_dim);
-    values.append(slots, new_v, kv_heads * v_dim);
+    if let (Some(k), Some(v)) = (k, v) {
+        // SAFETY: contiguous views of the checked type, of tensors that the caller holds.
+        let (new_k, new_v) = unsafe { (k.as_slice::<f32>(), v.as_slice::<f32>()) };
+        keys.append(slots, new_k, [kv_heads, k_dim]);
+        values.append(slots, new_v, [kv_heads, v_dim]);
+    }
     let step = Paged {
         keys: keys.cells(),
         values: values.cells(),
@@ -186,17 +258,29 @@ unsafe fn attend(
     ]))
 }
 
+/// How a pool whose rows have `width` elements is stored: bytes are quantised rows.
+fn format_of(pool: &View, width: i64) -> Option<Format> {
+    let bytes = *pool.shape().last()?;
+    match pool.dtype {
+        DType::F32 | DType::F16 | DType::BF16 => Some(Format::Plain),
+        DType::U8 => Format::of_bytes(usize::try_from(width).ok()?, usize::try_from(bytes).ok()?),
+        _ => None,
+    }
+}
+
 /// The memory of a pool.
 ///
 /// # Safety
 /// The view is contiguous, its tensor lives for `'a`, and nobody else uses it meanwhile.
-unsafe fn cells<'a>(pool: &View) -> Option<CellsMut<'a>> {
+unsafe fn cells<'a>(pool: &View, format: Format) -> Option<CellsMut<'a>> {
     // SAFETY: the type is checked; the rest is the caller's promise.
     unsafe {
-        match pool.dtype {
-            DType::F32 => Some(CellsMut::F32(pool.as_mut_slice())),
-            DType::F16 => Some(CellsMut::F16(pool.as_mut_slice())),
-            DType::BF16 => Some(CellsMut::Bf16(pool.as_mut_slice())),
+        match (pool.dtype, format) {
+            (DType::F32, Format::Plain) => Some(CellsMut::F32(pool.as_mut_slice())),
+            (DType::F16, Format::Plain) => Some(CellsMut::F16(pool.as_mut_slice())),
+            (DType::BF16, Format::Plain) => Some(CellsMut::Bf16(pool.as_mut_slice())),
+            (DType::U8, Format::Q8) => Some(CellsMut::Q8(pool.as_mut_slice())),
+            (DType::U8, Format::Q4) => Some(CellsMut::Q4(pool.as_mut_slice())),
             _ => None,
         }
     }

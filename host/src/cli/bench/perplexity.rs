@@ -16,6 +16,7 @@ use crate::text::Boundary;
 
 use super::super::console::Console;
 use super::super::error::CliError;
+use super::super::kv_type::known;
 use super::distance::{Distance, log_sum_exp};
 
 /// As the engine's own thread: graphs are built and freed by recursion in some backends.
@@ -86,18 +87,26 @@ impl Setting {
     fn changed(mut self, text: &str) -> Result<Self, CliError> {
         let wrong = || {
             CliError::usage(format!(
-                "--against {text}: expected precision=exact, precision=fast, dtype=f32, dtype=f16, dtype=bf16, cache-type=f32, cache-type=f16, cache-type=bf16 or step-rows=N with N from 1"
+                "--against {text}: expected precision=exact, precision=high, precision=fast, dtype=f32, dtype=f16, dtype=bf16, cache-type=TYPE, cache_type_k=TYPE or cache_type_v=TYPE with f32, f16, bf16, q8_0 or q4_0, or step-rows=N with N from 1"
             ))
         };
         match text.split_once('=').ok_or_else(wrong)? {
             ("precision", "exact") => self.options.precision = Some(Precision::Exact),
+            ("precision", "high") => self.options.precision = Some(Precision::High),
             ("precision", "fast") => self.options.precision = Some(Precision::Fast),
             ("dtype", "f32") => self.options.dtype = Some(DType::F32),
             ("dtype", "f16") => self.options.dtype = Some(DType::F16),
             ("dtype", "bf16") => self.options.dtype = Some(DType::BF16),
-            ("cache-type", "f32") => self.options.kv_types = KvTypes::both(DType::F32),
-            ("cache-type", "f16") => self.options.kv_types = KvTypes::both(DType::F16),
-            ("cache-type", "bf16") => self.options.kv_types = KvTypes::both(DType::BF16),
+            ("cache-type", name) => {
+                self.options.kv_types = KvTypes::both(known(name).map_err(|_| wrong())?);
+            }
+            // As the flags are spelt; the other half stays what it was.
+            ("cache_type_k" | "cache-type-k", name) => {
+                self.options.kv_types.keys = Some(known(name).map_err(|_| wrong())?);
+            }
+            ("cache_type_v" | "cache-type-v", name) => {
+                self.options.kv_types.values = Some(known(name).map_err(|_| wrong())?);
+            }
             ("step-rows", rows) => {
                 let rows = rows.parse().ok().filter(|rows| *rows > 0);
                 self.step_rows = rows.ok_or_else(wrong)?;
@@ -252,7 +261,7 @@ fn add(
         None => measured.push(Measured {
             name: setting.name.clone(),
             dtype: facts.dtype.name(),
-            kv_dtype: facts.kv_dtype.name(),
+            kv_dtype: facts.kv_type.name(),
             score,
         }),
     }

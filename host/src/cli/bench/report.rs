@@ -55,7 +55,7 @@ impl Report {
             backend: format!("{} {}", facts.backend.0, facts.backend.1),
             device: facts.device.clone(),
             dtype: facts.dtype.name(),
-            kv_dtype: facts.kv_dtype.name(),
+            kv_dtype: facts.kv_type.name(),
             threads,
             repetitions,
             load_seconds: facts.load.as_secs_f64(),

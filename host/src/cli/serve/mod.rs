@@ -22,7 +22,7 @@ use super::console::Console;
 use super::error::CliError;
 use super::exit::Exit;
 use super::generation::ModelArgs;
-use super::memory::Guard;
+use super::memory::{Plan, Verdict};
 use super::place::{loader, open_store, usable_catalogue};
 use super::progress::LoadProgress;
 use flags::{DefaultArgs, KvBudget, LimitArgs, ListenArgs};
@@ -176,7 +176,7 @@ fn prepare(
         prefix: args.limits.prefix(),
         ..args.loading.load_options()
     };
-    let guard = Guard::new(&opened, &backend, &options)?;
+    let guard = Verdict::new(&opened, Some(&backend), Plan::of(&options))?;
     if args.loading.estimate_memory {
         console.line(guard.text())?;
         return Ok(None);
@@ -245,7 +245,7 @@ fn load(
         path: resolved.path.clone(),
         trained_context_tokens: desc.context_length,
         hidden_size: desc.hidden_size,
-        kv_token_bytes: desc.kv_bytes_per_token(facts.kv_dtype.size_bytes()),
+        kv_token_bytes: desc.kv_bytes_per_token(facts.kv_type),
         facts,
         text,
         template,

@@ -1,8 +1,9 @@
 //! Pools of layers whose keys hold their values, and of the index keys beside them.
 
-use crate::plugin::{AbiError, Attended, Backend, CallError, DType, DeviceTensor, Tensor};
+use crate::plugin::{AbiError, Attended, Backend, CallError, DeviceTensor, Tensor};
 
 use super::super::desc::CacheDesc;
+use super::super::kv_types::KvType;
 
 /// What one latent layer keeps.
 pub(in crate::engine) struct LatentPool {
@@ -19,7 +20,7 @@ impl LatentPool {
         layer: &CacheDesc,
         previous: Option<Self>,
         [added, page_size]: [usize; 2],
-        dtype: DType,
+        kv_type: KvType,
     ) -> Result<Option<Self>, CallError> {
         let Some((k_dim, _, index_dim)) = layer.latent() else {
             return Ok(None);
@@ -27,15 +28,18 @@ impl LatentPool {
         let (old_keys, old_index) = previous.map_or((None, None), |pool| (pool.keys, pool.index));
         let grow = |old: Option<DeviceTensor>, shape: &[usize]| {
             let shape: Vec<i64> = shape.iter().map(|n| *n as i64).collect();
-            let zeros = backend.full(0.0, dtype, &shape)?;
+            let zeros = backend.full(0.0, kv_type.storage(), &shape)?;
             match old {
                 None => Ok(zeros),
                 Some(old) => backend.concat(&[old.handle(), zeros.handle()], 0),
             }
         };
-        let keys = grow(old_keys, &[added, page_size, 1, k_dim])?;
+        let keys = grow(
+            old_keys,
+            &[added, page_size, 1, kv_type.stored_width(k_dim)],
+        )?;
         let index = index_dim
-            .map(|width| grow(old_index, &[added, page_size, width]))
+            .map(|width| grow(old_index, &[added, page_size, kv_type.stored_width(width)]))
             .transpose()?;
         Ok(Some(Self {
             keys: Some(keys),

@@ -50,7 +50,7 @@ pub async fn props(State(app): State<Arc<App>>) -> Result<Response, ApiError> {
         },
         "bos_token": token("bos_token"),
         "eos_token": token("eos_token"),
-        "kv_cache_mode": served.facts.kv_dtype.name(),
+        "kv_cache_mode": served.facts.kv_type.name(),
         "build_info": concat!("mlxcel-", env!("CARGO_PKG_VERSION")),
         "is_sleeping": false,
         "ui": false,
