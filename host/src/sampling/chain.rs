@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::breakers::Breakers;
-use super::draw::draw;
+use super::draw::{draw, draw_by_rank};
 use super::dry::{Dry, DryScan};
 use super::feedback::Feedback;
 use super::filter;
@@ -14,6 +14,7 @@ use super::params::{Mirostat, SamplingParams};
 use super::penalty::{add_bias, penalise, penalise_row};
 use super::rng::{StepNoise, random_seed};
 use super::row::Row;
+use super::row_draw::RowDraw;
 use super::select::{self, Candidate};
 use super::validate::ParamError;
 
@@ -65,6 +66,8 @@ pub struct Sampler {
     breakers: Arc<Breakers>,
     /// Samplers of the order up to the first one that drops tokens or changes the temperature: they work on whole rows.
     leading: usize,
+    /// How a device would choose, but for the random number.
+    row_draw: Option<RowDraw>,
     scratch: Scratch,
 }
 
@@ -104,6 +107,7 @@ impl Sampler {
             history,
             feedback: Feedback::new(params),
             breakers,
+            row_draw: RowDraw::of(params),
             params: params.clone(),
             scratch: Scratch::default(),
         })
@@ -127,9 +131,25 @@ impl Sampler {
             step,
             vocab_size: logits.len(),
         })?;
-        self.step += 1;
-        self.history.push(sample.token);
+        self.accept(sample.token);
         Ok(sample)
+    }
+
+    /// What a device needs to choose a token of this request itself; none where it takes more than a row and a few
+    /// numbers. `ahead` is how many tokens before it are chosen but not yet known.
+    pub fn row_draw(&self, ahead: u64) -> Option<RowDraw> {
+        let draw = self.row_draw?;
+        if draw.is_greedy() {
+            return Some(draw);
+        }
+        let uniform = StepNoise::new(self.seed, self.step + ahead).rank();
+        Some(RowDraw { uniform, ..draw })
+    }
+
+    /// Remembers the next token, which was chosen elsewhere by [`Sampler::row_draw`].
+    pub fn accept(&mut self, token: u32) {
+        self.step += 1;
+        self.history.push(token);
     }
 
     /// Goes to a step.
@@ -190,6 +210,7 @@ impl Sampler {
                 Mirostat::Off if params.adaptive_target >= 0.0 => {
                     draw_adaptive(&mut row, params, &mut self.feedback, &mut noise, before)?
                 }
+                Mirostat::Off if params.draws_by_rank() => draw_by_rank(&mut row, noise.rank())?,
                 Mirostat::Off => draw(&mut row, &mut noise)?,
                 _ => draw_mirostat(&mut row, params, &mut self.feedback, &mut noise, vocab_size)?,
             }

@@ -1,11 +1,12 @@
-//! The draw: the token with the largest `logit * scale + noise`, the Gumbel-max trick.
+//! The draw from what the filters left.
 //!
-//! Equal to a draw from the softmax (Gumbel, "Statistical theory of extreme values", 1954), and every token's noise is a
-//! function of seed, step and id alone.
+//! Long rows: the token with the largest `logit * scale + noise`, the Gumbel-max trick. Equal to a draw from the softmax
+//! (Gumbel, "Statistical theory of extreme values", 1954), and every token's noise is a function of seed, step and id
+//! alone, so that nothing is sorted. Short lists: by rank with one random number, which is what a device does too.
 
 use super::rng::{MAX_GUMBEL, StepNoise};
 use super::row::Row;
-use super::select::{self, Candidate};
+use super::select::{self, Candidate, by_rank};
 
 struct Best {
     score: f64,
@@ -54,4 +55,18 @@ pub(super) fn draw(row: &mut Row<'_>, noise: &mut StepNoise) -> Option<u32> {
         best.offer(*candidate, scale, noise);
     }
     (best.token != u32::MAX).then_some(best.token)
+}
+
+/// Draws from a short list: the first token, from the likeliest down, at which the running sum of probabilities exceeds
+/// `uniform`, which is below 1. None when there is none.
+pub(super) fn draw_by_rank(row: &mut Row<'_>, uniform: f32) -> Option<u32> {
+    row.list().sort_unstable_by(by_rank);
+    let softmax = row.softmax();
+    let limit = f64::from(uniform) * softmax.total;
+    let mut sum = 0.0;
+    let exceeds = |candidate: &&Candidate| {
+        sum += softmax.weight(candidate.logit);
+        sum > limit
+    };
+    row.list().iter().find(exceeds).map(|found| found.token)
 }

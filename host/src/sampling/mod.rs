@@ -11,9 +11,11 @@
 //!    llama.cpp: penalties (repetition, then frequency and presence), DRY, top-n-sigma, top-k, typical-p, top-p, min-p,
 //!    XTC, temperature. All filters therefore look at the distribution *without* temperature.
 //! 3. Temperature 0 leaves the largest logit, the lowest id among equals.
-//! 4. The draw, by the Gumbel-max trick: the token with the largest `logit / temperature + noise`, where the noise of a
-//!    token is a function of seed, step and token id alone (see `rng`). With `adaptive_target` from 0 on, adaptive-p
-//!    bends the distribution towards that probability first.
+//! 4. The draw. Where top-k leaves at most [`MAX_RANKED`] tokens: by rank with one random number of seed and step, see
+//!    [`RowDraw`], so that a device can do the same. Else by the Gumbel-max trick: the token with the largest
+//!    `logit / temperature + noise`, where the noise of a token is a function of seed, step and token id alone (see
+//!    `rng`). With `adaptive_target` from 0 on, adaptive-p bends the distribution towards that probability first.
+//!    Which of them it is depends on the request's parameters alone.
 //!
 //! Mirostat takes the place of all samplers but the temperature: bias, temperature, mirostat, draw.
 //!
@@ -33,6 +35,7 @@ mod params;
 mod penalty;
 mod rng;
 mod row;
+mod row_draw;
 mod select;
 mod validate;
 
@@ -42,6 +45,7 @@ pub use logprobs::{LogprobStage, Logprobs, LogprobsRequest};
 pub use order::{OrderError, SamplerKind, SamplerOrder};
 pub use params::{LogitBias, Mirostat, SamplingParams};
 pub use rng::random_seed;
+pub use row_draw::{MAX_RANKED, RowDraw};
 pub use validate::ParamError;
 
 #[cfg(test)]

@@ -3,6 +3,7 @@
 use super::breakers::SequenceBreakers;
 use super::logprobs::LogprobsRequest;
 use super::order::{SamplerKind, SamplerOrder};
+use super::row_draw::MAX_RANKED;
 
 /// A number added to the logit of one token. -infinity forbids the token.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -189,6 +190,14 @@ impl SamplingParams {
     /// Whether DRY is on.
     pub fn looks_for_repetitions(&self) -> bool {
         self.dry_multiplier != 0.0 && self.dry_penalty_last_n != 0 && self.uses(SamplerKind::Dry)
+    }
+
+    /// Whether the draw is by rank: what top-k leaves is a short list, and nothing bends its distribution.
+    pub(super) fn draws_by_rank(&self) -> bool {
+        self.uses(SamplerKind::TopK)
+            && (1..=MAX_RANKED).contains(&self.top_k)
+            && self.min_keep <= MAX_RANKED as usize
+            && self.adaptive_target < 0.0
     }
 
     /// Whether the token is the likeliest one, as bias and penalties leave the row.

@@ -45,6 +45,7 @@ pub(super) const MAX_GUMBEL: f64 = 22.9;
 /// What random numbers are for; each purpose has its own.
 const PURPOSE_DRAW: u32 = 0;
 const PURPOSE_CHANCE: u32 = 1;
+const PURPOSE_RANK: u32 = 2;
 
 impl StepNoise {
     pub(super) fn new(seed: u64, step: u64) -> Self {
@@ -93,6 +94,12 @@ impl StepNoise {
     pub(super) fn chance(&self) -> f64 {
         let [word, ..] = self.block(0, PURPOSE_CHANCE);
         uniform(word)
+    }
+
+    /// A number from 0 to below 1 for a draw by rank, exact in a float of any machine.
+    pub(super) fn rank(&self) -> f32 {
+        let [word, ..] = self.block(0, PURPOSE_RANK);
+        (word >> 8) as f32 / 16_777_216.0
     }
 }
 
