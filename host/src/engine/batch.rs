@@ -308,7 +308,7 @@ impl Batch {
             }
             let request = &active.request;
             if request.shares_prompt && active.sequence.len() == request.prompt.len() {
-                self.runner.share(&request.namespace, &active.sequence);
+                self.runner.share(&request.namespace, &mut active.sequence);
             }
             let missing = || EngineError::Internal {
                 message: "a step that wanted logits gave none".to_owned(),

@@ -35,12 +35,6 @@ pub enum EngineError {
         /// Why not.
         source: std::io::Error,
     },
-    /// The model's caches are not of a kind that can be kept on disk.
-    #[error("{arch} has caches that cannot be kept on disk: leave --prefix-cache-dir out")]
-    PrefixDirUnsupported {
-        /// Architecture.
-        arch: String,
-    },
     /// A checkpoint cannot be read.
     #[error(transparent)]
     Checkpoint(#[from] mlxcel_registry::checkpoint::CheckpointError),

@@ -195,11 +195,6 @@ pub fn load_runner(
     .with_prefix_limits(options.prefix.limits(page_bytes));
     let runner = match &options.prefix.disk {
         None => runner,
-        Some(_) if !runner.has_exact_boundaries() => {
-            return Err(EngineError::PrefixDirUnsupported {
-                arch: opened.desc.arch.clone(),
-            });
-        }
         Some(disk) => runner.with_disk(open_disk(
             opened,
             selected,

@@ -9,6 +9,7 @@ pub mod batch;
 pub mod bucket;
 pub mod desc;
 mod detect;
+mod entry;
 pub mod error;
 pub mod estimate;
 mod figures;

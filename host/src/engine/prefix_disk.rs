@@ -17,8 +17,8 @@ use std::time::{Duration, Instant, SystemTime};
 
 use sha2::{Digest, Sha256};
 
-pub use format::Digest32;
 use format::Subject;
+pub use format::{Digest32, Part};
 use index::{Entry, Index, TEMPORARY, file_name};
 
 /// Pages that may wait for the writer.
@@ -104,6 +104,14 @@ impl KeyChain {
         }
         self.state.clone().finalize().into()
     }
+
+    /// Name of the recurrent states at the end of the page that was named last.
+    pub fn states(&self) -> Digest32 {
+        let mut state = self.state.clone();
+        // No token list ends so: tokens come in fours of bytes.
+        state.update(b"states!");
+        state.finalize().into()
+    }
 }
 
 impl DiskTier {
@@ -151,11 +159,11 @@ impl DiskTier {
         self.shared.index().contains(key)
     }
 
-    /// Reads the page at the end of `tokens`. None when it is not, or not rightly, there.
+    /// Reads the part at the end of `tokens`. None when it is not, or not rightly, there.
     pub fn read(
         &self,
         chain: &KeyChain,
-        key: &Digest32,
+        (part, key): (Part, &Digest32),
         tokens: &[u32],
         payload_len: usize,
     ) -> Option<Vec<u8>> {
@@ -165,7 +173,8 @@ impl DiskTier {
         let path = self.shared.path(key);
         let file = fs::read(&path).ok();
         let is_there = file.is_some();
-        let payload = file.and_then(|file| self.subject(chain, tokens).decode(file, payload_len));
+        let payload =
+            file.and_then(|file| self.subject(chain, part, tokens).decode(file, payload_len));
         if payload.is_some() {
             self.shared.index().touch(key);
             self.shared.counters.read.fetch_add(1, Ordering::Relaxed);
@@ -183,18 +192,25 @@ impl DiskTier {
         payload
     }
 
-    fn subject<'a>(&'a self, chain: &'a KeyChain, tokens: &'a [u32]) -> Subject<'a> {
+    fn subject<'a>(&'a self, chain: &'a KeyChain, part: Part, tokens: &'a [u32]) -> Subject<'a> {
         Subject {
             fingerprint: &self.fingerprint,
             namespace: &chain.namespace,
             tokens,
             page_tokens: self.page_tokens,
+            part,
         }
     }
 
-    /// Hands a page to the writer. False when it has too many already.
-    pub fn write(&self, chain: &KeyChain, key: Digest32, tokens: &[u32], payload: &[u8]) -> bool {
-        let file = self.subject(chain, tokens).encode(payload);
+    /// Hands a part to the writer. False when it has too many already.
+    pub fn write(
+        &self,
+        chain: &KeyChain,
+        (part, key): (Part, Digest32),
+        tokens: &[u32],
+        payload: &[u8],
+    ) -> bool {
+        let file = self.subject(chain, part, tokens).encode(payload);
         let Some(jobs) = &self.jobs else { return true };
         let waiting = &self.shared.counters.waiting;
         waiting.fetch_add(1, Ordering::AcqRel);

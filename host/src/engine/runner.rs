@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use crate::plugin::{DType, Model, StepInputs};
 
-use super::desc::{CacheDesc, ModelDesc};
+use super::desc::ModelDesc;
 use super::error::EngineError;
 use super::kv_types::KvType;
 use super::pack::{PackedStep, Span, pack};
@@ -78,15 +78,10 @@ impl Runner {
         self
     }
 
-    /// Whether a sequence may go on anywhere behind what it has in its pages, which is so where nothing but
-    /// keys and values by position is cached.
+    /// Whether a sequence may go on anywhere behind what it has in its pages, which is so where everything that is
+    /// cached is cached by position.
     pub fn has_exact_boundaries(&self) -> bool {
-        self.desc.layers.iter().all(|layer| {
-            matches!(
-                layer,
-                CacheDesc::Dense { .. } | CacheDesc::Window { .. } | CacheDesc::None
-            )
-        })
+        self.desc.is_exact_everywhere()
     }
 
     /// With recurrent states for `sequences` at a time, and `checkpoints` of them for sequences to come.
@@ -176,14 +171,15 @@ impl Runner {
         Sequence::from_pages(tokens.get(..cached).unwrap_or_default(), pages)
     }
 
-    /// Puts the full pages of a sequence that goes on into the cache. They are written no more.
-    pub fn share(&mut self, namespace: &str, sequence: &Sequence) {
+    /// Puts the full pages of a sequence that goes on into the cache, and its checkpoints. They are written no more.
+    pub fn share(&mut self, namespace: &str, sequence: &mut Sequence) {
         self.prefix.keep(
             namespace,
             sequence.tokens(),
             sequence.pages(),
             &mut self.pages,
         );
+        self.share_checkpoints(namespace, sequence);
         self.prefix.trim(Instant::now(), &mut self.pages);
     }
 
@@ -202,8 +198,8 @@ impl Runner {
                 sequence.pages(),
                 &mut self.pages,
             );
-            self.note_for_disk(namespace, sequence.tokens());
         }
+        self.note_for_disk(namespace, sequence.tokens());
         self.leave_checkpoint(&mut sequence);
         let state = std::mem::take(&mut sequence.state);
         state.keep(namespace, sequence.tokens(), &mut self.slots);

@@ -109,6 +109,53 @@ impl StateSlots {
         Some(Checkpoint { tokens, slot })
     }
 
+    /// Length of the longest checkpoint that [`StateSlots::find`] would find; 0 for none.
+    pub fn longest(&self, namespace: &str, tokens: &[u32], limit: usize) -> usize {
+        let fits = |kept: &&Kept| {
+            kept.tokens.len() <= limit
+                && kept.namespace == namespace
+                && tokens.starts_with(&kept.tokens)
+        };
+        let lengths = self.kept.iter().filter(fits).map(|kept| kept.tokens.len());
+        lengths.max().unwrap_or(0)
+    }
+
+    /// The slot of the checkpoint that is kept for exactly these tokens.
+    pub fn slot_of(&self, namespace: &str, tokens: &[u32]) -> Option<SlotId> {
+        let is_it = |kept: &&Kept| kept.namespace == namespace && *kept.tokens == *tokens;
+        self.kept.iter().find(is_it).map(|kept| kept.slot)
+    }
+
+    /// A slot for a checkpoint of these tokens that comes from elsewhere, kept from now on. None where there is no
+    /// room for one more.
+    pub fn adopt(&mut self, namespace: &str, tokens: &[u32]) -> Option<SlotId> {
+        while self.checkpoints >= self.most_checkpoints {
+            if !self.evict() {
+                return None;
+            }
+        }
+        let slot = SlotId(self.slots.take(1).ok()?.into_iter().next()?);
+        self.checkpoints += 1;
+        self.clock += 1;
+        self.kept.push(Kept {
+            namespace: namespace.to_owned(),
+            tokens: tokens.into(),
+            slot,
+            used: self.clock,
+        });
+        Some(slot)
+    }
+
+    /// Lets the checkpoint of exactly these tokens go.
+    pub fn discard(&mut self, namespace: &str, tokens: &[u32]) {
+        let is_it = |kept: &Kept| kept.namespace == namespace && *kept.tokens == *tokens;
+        if let Some(index) = self.kept.iter().position(is_it) {
+            let kept = self.kept.swap_remove(index);
+            self.release(kept.slot);
+            self.checkpoints -= 1;
+        }
+    }
+
     /// Forgets what is kept.
     pub fn clear(&mut self) {
         while self.evict() {}
@@ -219,6 +266,12 @@ impl SequenceState {
 
     /// Ends the sequence of `tokens`: its checkpoints stay for others.
     pub fn keep(mut self, namespace: &str, tokens: &[u32], slots: &mut StateSlots) {
+        self.publish(namespace, tokens, slots);
+        self.forget(slots);
+    }
+
+    /// Hands the checkpoints of a sequence of `tokens` over to whoever begins with them. It goes on without.
+    pub fn publish(&mut self, namespace: &str, tokens: &[u32], slots: &mut StateSlots) {
         for checkpoint in std::mem::take(&mut self.checkpoints) {
             let Some(tokens) = tokens.get(..checkpoint.tokens) else {
                 slots.drop_checkpoint(checkpoint);
@@ -242,7 +295,6 @@ impl SequenceState {
                 used,
             });
         }
-        self.forget(slots);
     }
 
     /// Gives everything back.
@@ -313,7 +365,7 @@ mod tests {
         #[test]
         fn no_slot_is_written_while_another_reads_it(
             most in 0usize..4,
-            ops in proptest::collection::vec((0usize..3, 0u8..6), 1..120),
+            ops in proptest::collection::vec((0usize..3, 0u8..8), 1..120),
         ) {
             let mut slots = StateSlots::new(3, most);
             let mut running: Vec<(SequenceState, Vec<u32>)> = (0..3).map(|_| Default::default()).collect();
@@ -339,6 +391,17 @@ mod tests {
                         let (state, tokens) = &mut running[who];
                         let len = tokens.len();
                         state.checkpoint(len, &mut slots);
+                    }
+                    5 => {
+                        let (state, tokens) = &mut running[who];
+                        state.publish("", tokens, &mut slots);
+                    }
+                    6 => {
+                        let tokens = vec![100 + u32::from(op); running[who].1.len()];
+                        match slots.slot_of("", &tokens) {
+                            Some(_) => slots.discard("", &tokens),
+                            None => drop(slots.adopt("", &tokens)),
+                        }
                     }
                     4 => {
                         let (state, tokens) = std::mem::take(&mut running[who]);

@@ -3,6 +3,8 @@
 //! Slot 0 belongs to nobody and takes what padding sequences write. Which sequence has which slot is
 //! `state_slots`' business.
 
+mod transfer;
+
 use std::cell::RefCell;
 
 use crate::plugin::{AbiError, Backend, CallError, DType, DeviceTensor, Tensor};

@@ -1,8 +1,9 @@
 //! Pages of the pool to the host and back, as plain bytes: layer by layer, keys before values or index keys.
 
-use crate::plugin::{CallError, DeviceTensor, SliceSpec};
+use crate::plugin::{CallError, DeviceTensor};
 
 use super::super::desc::CacheDesc;
+use super::super::entry::Entry;
 use super::super::pages::PageId;
 use super::{KvPool, LayerPool};
 
@@ -13,25 +14,24 @@ impl KvPool {
         self.layers.iter().map(of_layer).sum::<usize>() * self.page_size
     }
 
-    /// Shapes of one page's tensors of a layer; none where there are none.
-    fn shapes(&self, layer: &CacheDesc) -> Vec<Vec<i64>> {
+    /// A page in the tensors of a layer, in order; none where there are none.
+    fn entries(&self, page: PageId, layer: &CacheDesc) -> Vec<Entry> {
         let stored = |width: usize| self.kv_type.stored_width(width);
         let size = self.page_size;
-        let shapes: Vec<Vec<usize>> = match (layer.dims(), layer.latent()) {
+        let entry = |inner: &[usize]| Entry::new(page.0, inner);
+        match (layer.dims(), layer.latent()) {
             (Some((heads, k_dim, v_dim)), _) => vec![
-                vec![1, size, heads, stored(k_dim)],
-                vec![1, size, heads, stored(v_dim)],
+                entry(&[size, heads, stored(k_dim)]),
+                entry(&[size, heads, stored(v_dim)]),
             ],
             (None, Some((k_dim, _, index_dim))) => {
-                let index = index_dim.map(|width| vec![1, size, stored(width)]);
-                core::iter::once(vec![1, size, 1, stored(k_dim)])
+                let index = index_dim.map(|width| entry(&[size, stored(width)]));
+                core::iter::once(entry(&[size, 1, stored(k_dim)]))
                     .chain(index)
                     .collect()
             }
             (None, None) => Vec::new(),
-        };
-        let whole = |shape: Vec<usize>| shape.into_iter().map(|n| n as i64).collect();
-        shapes.into_iter().map(whole).collect()
+        }
     }
 
     /// The bytes of a page.
@@ -46,10 +46,8 @@ impl KvPool {
                 .into_iter()
                 .flat_map(|pool| [&pool.keys, &pool.index]);
             let tensors = pair.chain(latent.flatten());
-            for (tensor, shape) in tensors.zip(self.shapes(layer)) {
-                let place = Place::new(page, &shape);
-                let part = self.backend.slice(tensor, place.spec())?;
-                bytes.extend(self.backend.read(&part)?);
+            for (tensor, entry) in tensors.zip(self.entries(page, layer)) {
+                bytes.extend(entry.read(&self.backend, tensor)?);
             }
         }
         Ok(bytes)
@@ -57,24 +55,21 @@ impl KvPool {
 
     /// Writes the bytes of a page, which has to have memory.
     pub fn write_page(&mut self, page: PageId, bytes: &[u8]) -> Result<(), CallError> {
-        let element_bytes = self.kv_type.storage().size_bytes();
         let mut rest = bytes;
         let (mut pools, mut latents) = (self.pools.take(), self.latents.take());
         let mut outcome = Ok(());
         for (index, layer) in self.layers.iter().enumerate() {
-            let mut shapes = self.shapes(layer).into_iter();
-            // The old tensor is gone before anything is computed, so that the backend may write in place.
+            let mut entries = self.entries(page, layer).into_iter();
             let mut update = |old: DeviceTensor| {
-                let Some(shape) = shapes.next() else {
+                let Some(entry) = entries.next() else {
                     return old;
                 };
-                let len = shape.iter().product::<i64>() as usize * element_bytes;
-                let (own, after) = rest.split_at_checked(len).unwrap_or((&[], &[]));
-                rest = after;
-                self.put(&old, page, own, &shape).unwrap_or_else(|error| {
-                    outcome = Err(error);
-                    old
-                })
+                let dtype = self.kv_type.storage();
+                let (new, written) = entry.replace(&self.backend, old, dtype, &mut rest);
+                if written.is_err() {
+                    outcome = written;
+                }
+                new
             };
             if let Some(slot) = pools.get_mut(index) {
                 *slot = slot.take().map(|pool| LayerPool {
@@ -91,47 +86,5 @@ impl KvPool {
         self.latents = latents.into();
         outcome?;
         self.backend.eval(&self.handles())
-    }
-
-    fn put(
-        &self,
-        pool: &DeviceTensor,
-        page: PageId,
-        bytes: &[u8],
-        shape: &[i64],
-    ) -> Result<DeviceTensor, CallError> {
-        let update = self
-            .backend
-            .from_host(bytes, self.kv_type.storage(), shape)?;
-        let place = Place::new(page, shape);
-        self.backend.slice_update(pool, &update, place.spec())
-    }
-}
-
-/// The box of a page in a tensor of pages.
-struct Place {
-    starts: Vec<i64>,
-    stops: Vec<i64>,
-    strides: Vec<i64>,
-}
-
-impl Place {
-    fn new(page: PageId, shape: &[i64]) -> Self {
-        let at = i64::from(page.0);
-        let inner = shape.get(1..).unwrap_or_default();
-        let first = |value: i64| core::iter::once(value);
-        Self {
-            starts: first(at).chain(inner.iter().map(|_| 0)).collect(),
-            stops: first(at + 1).chain(inner.iter().copied()).collect(),
-            strides: vec![1; shape.len()],
-        }
-    }
-
-    fn spec(&self) -> SliceSpec<'_> {
-        SliceSpec {
-            starts: &self.starts,
-            stops: &self.stops,
-            strides: &self.strides,
-        }
     }
 }

@@ -1,8 +1,8 @@
-//! One page of the prefix cache as a file.
+//! One page of the prefix cache, or the recurrent states at its end, as a file.
 //!
-//! `magic, version, page_tokens, n_tokens, payload_len, fingerprint, namespace, tokens, payload, SHA-256 of all before`,
-//! numbers little-endian. The tokens are those of the whole way to the page, so that a file is right or wrong by
-//! comparison and never by its name alone.
+//! `magic, version, part, page_tokens, n_tokens, payload_len, fingerprint, namespace, tokens, payload, SHA-256 of all
+//! before`, numbers little-endian. The tokens are those of the whole way to the page's end, so that a file is right or
+//! wrong by comparison and never by its name alone.
 
 use sha2::{Digest, Sha256};
 
@@ -12,14 +12,32 @@ pub type Digest32 = [u8; 32];
 const MAGIC: &[u8; 8] = b"mlxcelkv";
 
 /// Goes up with every change of the layout; files of another version are deleted.
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 
 /// Bytes in front of the tokens.
-pub const HEADER_LEN: usize = 96;
+pub const HEADER_LEN: usize = 104;
 
 const DIGEST_LEN: usize = 32;
 
-/// What a file is about: model, tenant, and tokens.
+/// What of the caches is in a file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Part {
+    /// What is kept of every position: keys, values, index keys.
+    Page,
+    /// Recurrent states behind the last of the tokens.
+    States,
+}
+
+impl Part {
+    fn code(self) -> u32 {
+        match self {
+            Self::Page => 0,
+            Self::States => 1,
+        }
+    }
+}
+
+/// What a file is about: model, tenant, tokens, and which part.
 #[derive(Debug, Clone, Copy)]
 pub struct Subject<'a> {
     /// Model, plugins and layout.
@@ -30,6 +48,8 @@ pub struct Subject<'a> {
     pub tokens: &'a [u32],
     /// Positions of a page.
     pub page_tokens: usize,
+    /// Which of the caches.
+    pub part: Part,
 }
 
 impl Subject<'_> {
@@ -37,7 +57,8 @@ impl Subject<'_> {
         let mut bytes = Vec::with_capacity(HEADER_LEN);
         bytes.extend_from_slice(MAGIC);
         bytes.extend_from_slice(&VERSION.to_le_bytes());
-        bytes.extend_from_slice(&(self.page_tokens as u32).to_le_bytes());
+        bytes.extend_from_slice(&self.part.code().to_le_bytes());
+        bytes.extend_from_slice(&(self.page_tokens as u64).to_le_bytes());
         bytes.extend_from_slice(&(self.tokens.len() as u64).to_le_bytes());
         bytes.extend_from_slice(&(payload_len as u64).to_le_bytes());
         bytes.extend_from_slice(self.fingerprint);
@@ -86,14 +107,14 @@ pub fn peek(header: &[u8; HEADER_LEN], file_len: u64) -> Option<Digest32> {
         Some(u64::from_le_bytes(bytes))
     };
     let is_ours = header.starts_with(MAGIC) && header.get(8..12)? == VERSION.to_le_bytes();
-    let tokens = number(16)?.checked_mul(4)?;
+    let tokens = number(24)?.checked_mul(4)?;
     let expected = tokens
-        .checked_add(number(24)?)?
+        .checked_add(number(32)?)?
         .checked_add((HEADER_LEN + DIGEST_LEN) as u64)?;
     if !is_ours || expected != file_len {
         return None;
     }
-    header.get(32..64)?.try_into().ok()
+    header.get(40..72)?.try_into().ok()
 }
 
 #[cfg(test)]
@@ -106,6 +127,7 @@ mod tests {
         namespace: &[9; 32],
         tokens: &[1, 2, 3, 4],
         page_tokens: 4,
+        part: Part::Page,
     };
 
     #[test]
@@ -133,6 +155,10 @@ mod tests {
             },
             Subject {
                 page_tokens: 2,
+                ..SUBJECT
+            },
+            Subject {
+                part: Part::States,
                 ..SUBJECT
             },
         ] {

@@ -17,7 +17,7 @@ fn open(dir: &Path, max_bytes: u64, model: u8) -> DiskTier {
 /// Writes the page at the end of `tokens` and waits for it.
 fn write(mut tier: DiskTier, tokens: &[u32], payload: &[u8]) -> DiskStats {
     let (chain, key) = key(&tier, "", tokens);
-    assert!(tier.write(&chain, key, tokens, payload));
+    assert!(tier.write(&chain, (Part::Page, key), tokens, payload));
     tier.jobs.take();
     tier.writer.take().unwrap().join().unwrap();
     tier.stats()
@@ -34,7 +34,7 @@ fn key(tier: &DiskTier, namespace: &str, tokens: &[u32]) -> (KeyChain, Digest32)
 
 fn read(tier: &DiskTier, namespace: &str, tokens: &[u32]) -> Option<Vec<u8>> {
     let (chain, key) = key(tier, namespace, tokens);
-    tier.read(&chain, &key, tokens, 5)
+    tier.read(&chain, (Part::Page, &key), tokens, 5)
 }
 
 fn only_file(dir: &Path) -> PathBuf {
@@ -71,6 +71,33 @@ fn a_page_survives_and_belongs_to_one_model_and_one_tenant() {
             .mode();
         assert_eq!(mode & 0o777, 0o600);
     }
+}
+
+#[test]
+fn states_and_the_page_they_are_behind_are_apart() {
+    let dir = tempfile::tempdir().unwrap();
+    let tokens = [1, 2, 3, 4];
+    let mut tier = open(dir.path(), 10_000, 1);
+    let (chain, page) = key(&tier, "", &tokens);
+    let states = chain.states();
+    assert_ne!(page, states);
+    assert_ne!(states, key(&tier, "", &[1, 2, 3, 5]).0.states());
+    for (part, key, payload) in [
+        (Part::Page, page, b"bytes"),
+        (Part::States, states, b"state"),
+    ] {
+        assert!(tier.write(&chain, (part, key), &tokens, payload));
+    }
+    tier.jobs.take();
+    tier.writer.take().unwrap().join().unwrap();
+    let read = |part, key| tier.read(&chain, (part, &key), &tokens, 5);
+    assert_eq!(read(Part::Page, page).unwrap(), b"bytes");
+    assert_eq!(read(Part::States, states).unwrap(), b"state");
+    // A file of the other kind under this name is not what was asked for.
+    let path = |key| tier.shared.path(key);
+    fs::copy(path(&page), path(&states)).unwrap();
+    assert_eq!(read(Part::States, states), None);
+    assert_eq!(tier.stats().damaged_files, 1);
 }
 
 #[test]

@@ -12,6 +12,12 @@ impl Runner {
         sequence.state.cut(sequence.len(), rows)
     }
 
+    /// Hands the checkpoints of a sequence that goes on over to others.
+    pub(super) fn share_checkpoints(&mut self, namespace: &str, sequence: &mut Sequence) {
+        let tokens = sequence.tokens().to_vec();
+        sequence.state.publish(namespace, &tokens, &mut self.slots);
+    }
+
     /// Cuts the pages that were found to the longest checkpoint on their way, and gives its state. Where
     /// the pages went on, others came by before: a checkpoint is wanted there, as at the last boundary of
     /// `tokens`.
@@ -21,6 +27,7 @@ impl Runner {
         tokens: &[u32],
         pages: &mut Vec<PageId>,
     ) -> SequenceState {
+        self.restore_checkpoint(namespace, tokens, pages);
         let found = pages.len();
         let limit = found * PAGE_SIZE;
         let checkpoint = self.slots.find(namespace, tokens, limit);
