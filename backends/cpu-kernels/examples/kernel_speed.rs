@@ -1,5 +1,5 @@
 //! Prints the speed of the products on this machine, for tuning:
-//! `cargo run --release -p mlxcel-cpu-kernels --example kernel_speed [threads]`.
+//! `cargo run --release -p mlxcel-cpu-kernels --example kernel_speed [threads] [instruction set] [cached]`.
 
 #![allow(
     clippy::print_stdout,
@@ -10,7 +10,7 @@
 use std::sync::Mutex;
 use std::time::Instant;
 
-use mlxcel_cpu_kernels::{Isa, Pool, QuantizedMatrix, Scales, gemm, gemm_int8, qmatmul};
+use mlxcel_cpu_kernels::{Isa, Pool, QuantizedMatrix, Scales, gemm, gemm_integers, qmatmul};
 use qmatmul::Precision;
 
 fn best_of(times: usize, mut body: impl FnMut()) -> f64 {
@@ -30,9 +30,14 @@ fn main() {
         .unwrap_or(2);
     let mut pool = Pool::new(threads).unwrap();
     let scratch: Vec<Mutex<gemm::Scratch>> = (0..threads).map(|_| Mutex::default()).collect();
-    let rounded: Vec<Mutex<gemm_int8::Scratch>> = (0..threads).map(|_| Mutex::default()).collect();
+    let rounded: Vec<Mutex<gemm_integers::Scratch>> =
+        (0..threads).map(|_| Mutex::default()).collect();
     let mut prepared = qmatmul::Prepared::default();
-    for isa in Isa::ALL.into_iter().filter(|isa| isa.is_available()) {
+    let only = std::env::args().nth(2).unwrap_or_default();
+    for isa in Isa::ALL
+        .into_iter()
+        .filter(|isa| isa.is_available() && isa.name().ends_with(&only))
+    {
         println!("{} with {threads} threads", isa.name());
         for (rows, columns, bits) in [
             (576, 576, 4),
@@ -43,7 +48,7 @@ fn main() {
         ] {
             // Several copies, so that the weights come from memory and not from a cache.
             let bytes = rows * columns * bits / 8 + rows * columns / 32 * 4;
-            let copies = if std::env::args().nth(2).is_some() {
+            let copies = if std::env::args().nth(3).is_some() {
                 1
             } else {
                 (200_000_000 / bytes).clamp(1, 64)
@@ -56,7 +61,7 @@ fn main() {
                 QuantizedMatrix::new(&words[i * w..(i + 1) * w], s, s, rows, columns, bits, 32)
                     .unwrap()
             };
-            for (precision, m) in [Precision::Exact, Precision::Int8]
+            for (precision, m) in [Precision::Exact, Precision::Int16, Precision::Int8]
                 .into_iter()
                 .flat_map(|p| [1usize, 4, 8, 16].map(|m| (p, m)))
             {
@@ -107,23 +112,30 @@ fn main() {
                 seconds * 1e6,
                 2.0 * (m * rows * columns) as f64 / seconds / 1e9
             );
-            let w = at(0);
-            let seconds = best_of(3, || {
-                assert!(gemm_int8::matmul(
-                    isa,
-                    &mut pool,
-                    &x,
-                    &w,
-                    &mut y,
-                    &mut prepared,
-                    &rounded
-                ))
-            });
-            println!(
-                "  {rows:>6} x {columns:<5} {bits} bits, {m:>3} rows, Int8: {:>8.1} us, {:>6.1} GFLOP/s",
-                seconds * 1e6,
-                2.0 * (m * rows * columns) as f64 / seconds / 1e9
-            );
+            for (precision, m) in [Precision::Int16, Precision::Int8]
+                .into_iter()
+                .flat_map(|p| [8usize, 16, 256].map(|m| (p, m)))
+            {
+                let x = vec![0.5f32; m * columns];
+                let mut y = vec![0.0f32; m * rows];
+                let seconds = best_of(3, || {
+                    assert!(gemm_integers::matmul(
+                        isa,
+                        precision,
+                        &mut pool,
+                        &x,
+                        &at(0),
+                        &mut y,
+                        &mut prepared,
+                        &rounded
+                    ))
+                });
+                println!(
+                    "  {rows:>6} x {columns:<5} {bits} bits, {m:>3} rows in panels, {precision:?}: {:>8.1} us, {:>6.1} GFLOP/s",
+                    seconds * 1e6,
+                    2.0 * (m * rows * columns) as f64 / seconds / 1e9
+                );
+            }
         }
     }
 }

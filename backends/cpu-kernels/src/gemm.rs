@@ -177,7 +177,8 @@ fn fill_panel(
     } = scratch;
     rows.resize(n * columns, 0.0);
     panel.resize(columns * width, 0.0);
-    factors.resize(columns / 16, 0.0);
+    // Scales and biases of groups of 16 or more.
+    factors.resize(columns / 16 * 2, 0.0);
     for (r, row) in rows.chunks_exact_mut(columns).enumerate() {
         weight.expand_row(first + r, columns, factors, row);
     }

@@ -2,14 +2,14 @@
 //!
 //! Each kernel is written once over [`simd::Simd`] and compiled for every instruction set that the
 //! trait is implemented for; [`isa`] picks one at run time. Sums are in f32. Activations are f32 in
-//! exact mode and rounded to 8 bits before products with quantised weights in fast mode; storage may
-//! be narrower.
+//! exact mode; before products with quantised weights they are rounded to 16 bits in high and to 8 bits
+//! in fast mode. Storage may be narrower.
 
 pub mod attention;
 pub mod dense;
 mod factor;
 pub mod gemm;
-pub mod gemm_int8;
+pub mod gemm_integers;
 pub mod isa;
 pub mod pool;
 pub mod qmatmul;

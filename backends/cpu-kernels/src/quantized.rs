@@ -63,7 +63,7 @@ pub struct QuantizedMatrix<'a> {
 
 impl<'a> QuantizedMatrix<'a> {
     /// Checks the parts against each other; `None` when they do not fit or the form is not one of
-    /// 2, 3, 4, 5, 6, 8 bits in groups of 32, 64 or 128.
+    /// 2, 3, 4, 5, 6, 8 bits in groups of 16, 32, 64 or 128, with whole 32 columns.
     pub fn new(
         words: &'a [u32],
         scales: Scales<'a>,
@@ -73,10 +73,10 @@ impl<'a> QuantizedMatrix<'a> {
         bits: usize,
         group: usize,
     ) -> Option<Self> {
-        let known = matches!(bits, 2 | 3 | 4 | 5 | 6 | 8) && matches!(group, 32 | 64 | 128);
+        let known = matches!(bits, 2 | 3 | 4 | 5 | 6 | 8) && matches!(group, 16 | 32 | 64 | 128);
         let fits = known
             && columns > 0
-            && columns.is_multiple_of(group)
+            && columns.is_multiple_of(group.max(32))
             && words.len() == rows.checked_mul(columns)?.checked_mul(bits)? / 32
             && scales.len() == rows * columns / group
             && biases.len() == scales.len();
@@ -126,6 +126,12 @@ impl<'a> QuantizedMatrix<'a> {
         self.bits
     }
 
+    /// Whether kernels read packed nibbles: they have room for four scales a vector, which is groups
+    /// of 32 or more. Other codes are spread to a byte each.
+    pub(crate) fn has_nibbles(&self) -> bool {
+        self.bits == 4 && self.group >= 32
+    }
+
     /// Elements of a group.
     pub fn group(&self) -> usize {
         self.group
@@ -158,29 +164,32 @@ impl<'a> QuantizedMatrix<'a> {
         let (scales, biases) = factors[..2 * groups].split_at_mut(groups);
         self.row_scales(row, scales);
         self.row_biases(row, biases);
-        let words = self.row_words(row);
-        let words_per_group = self.group * self.bits / 32;
+        // 32 columns are `bits` words, whatever the width; a group has 16 of them or more.
         let parts = out
-            .chunks_exact_mut(self.group)
-            .zip(words.chunks_exact(words_per_group));
-        for ((out, words), (scale, bias)) in parts.zip(scales.iter().zip(&*biases)) {
-            expand_group(words, self.bits, *scale, *bias, out);
+            .chunks_exact_mut(32)
+            .zip(self.row_words(row).chunks_exact(self.bits));
+        for (i, (out, words)) in parts.enumerate() {
+            for (half, out) in out.chunks_exact_mut(16).enumerate() {
+                let group = (32 * i + 16 * half) / self.group;
+                expand_half(words, half, self.bits, scales[group], biases[group], out);
+            }
         }
     }
 }
 
+/// Expands 16 of the 32 columns that `words` hold.
 #[inline(always)]
-fn expand_group(words: &[u32], bits: usize, scale: f32, bias: f32, out: &mut [f32]) {
+fn expand_half(words: &[u32], half: usize, bits: usize, scale: f32, bias: f32, out: &mut [f32]) {
     match bits {
         4 => {
-            for (word, out) in words.iter().zip(out.chunks_exact_mut(8)) {
+            for (word, out) in words[2 * half..].iter().zip(out.chunks_exact_mut(8)) {
                 for (i, o) in out.iter_mut().enumerate() {
                     *o = ((word >> (4 * i)) & 15) as f32 * scale + bias;
                 }
             }
         }
         8 => {
-            for (word, out) in words.iter().zip(out.chunks_exact_mut(4)) {
+            for (word, out) in words[4 * half..].iter().zip(out.chunks_exact_mut(4)) {
                 for (o, q) in out.iter_mut().zip(word.to_le_bytes()) {
                     *o = f32::from(q) * scale + bias;
                 }
@@ -189,7 +198,8 @@ fn expand_group(words: &[u32], bits: usize, scale: f32, bias: f32, out: &mut [f3
         _ => {
             let mask = (1u64 << bits) - 1;
             for (i, o) in out.iter_mut().enumerate() {
-                let (word, shift) = (i * bits / 32, i * bits % 32);
+                let first = (16 * half + i) * bits;
+                let (word, shift) = (first / 32, first % 32);
                 let high = words.get(word + 1).copied().unwrap_or(0);
                 let pair = u64::from(words[word]) | u64::from(high) << 32;
                 *o = ((pair >> shift) & mask) as f32 * scale + bias;
@@ -288,7 +298,7 @@ mod tests {
     fn rows_expand_as_the_layout_is_defined() {
         let mut numbers = Numbers(1);
         for bits in [2, 3, 4, 5, 6, 8] {
-            for group in [32, 64, 128] {
+            for group in [16, 32, 64, 128] {
                 let (rows, columns) = (3, 2 * group);
                 let parts = parts(&mut numbers, rows, columns, bits, group);
                 let matrix = parts.matrix(rows, columns, bits, group);
@@ -317,7 +327,8 @@ mod tests {
             (2, 32, 8, 32),
             (2, 48, 4, 32),
             (2, 32, 7, 32),
-            (2, 32, 4, 16),
+            (2, 16, 8, 16),
+            (2, 32, 4, 8),
             (2, 0, 4, 32),
         ] {
             assert!(QuantizedMatrix::new(&words, s, s, rows, columns, bits, group).is_none());

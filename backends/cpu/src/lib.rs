@@ -37,7 +37,7 @@ static BACKEND: Backend = Backend::new(Description {
     name: "cpu",
     device: DeviceKind::Cpu,
     most_threads: MOST_THREADS,
-    has_fast_precision: true,
+    rounds_activations: true,
     probe,
     kernels: Some(native::KERNELS),
 });

@@ -32,7 +32,7 @@ static BACKEND: Backend = Backend::new(Description {
     device: DeviceKind::Gpu,
     // Operations run on the device; threads of the host are none of this backend's affair.
     most_threads: 0,
-    has_fast_precision: false,
+    rounds_activations: false,
     probe: probe::probe,
     kernels: None,
 });

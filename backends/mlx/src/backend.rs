@@ -26,8 +26,9 @@ pub struct Description {
     pub device: DeviceKind,
     /// Threads that compute one operation, at most.
     pub most_threads: u32,
-    /// Whether `precision: fast` means something to its kernels; without, it is refused.
-    pub has_fast_precision: bool,
+    /// Whether its kernels round activations for `precision: high` and `fast`; without, those are
+    /// refused.
+    pub rounds_activations: bool,
     /// Finds out whether it can run here.
     pub probe: fn() -> Result<Probe>,
     /// The device's own kernels, in place of MLX's.
@@ -48,8 +49,22 @@ pub struct Kernels {
 pub struct KernelSettings {
     /// Compute threads; 0 leaves the choice to the backend.
     pub threads: usize,
-    /// Products with quantised weights may round activations to 8 bits (`precision: fast`).
-    pub int8_activations: bool,
+    /// How products with quantised weights may round activations.
+    pub precision: KernelPrecision,
+}
+
+/// Rounding of activations in products with quantised weights.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum KernelPrecision {
+    /// What the device's kernels think best.
+    #[default]
+    Auto,
+    /// None.
+    Exact,
+    /// To 16 bits.
+    High,
+    /// To 8 bits.
+    Fast,
 }
 
 /// A backend over MLX: put one in a `static` and hand its [`Backend::table`] to the host.

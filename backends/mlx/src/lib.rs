@@ -16,7 +16,7 @@ mod options;
 mod slot;
 pub mod stream;
 
-pub use backend::{Backend, Description, KernelSettings, Kernels};
+pub use backend::{Backend, Description, KernelPrecision, KernelSettings, Kernels};
 pub use device::{DeviceKind, DeviceReport, Probe, device_count, host_memory, properties};
 pub use serde_json;
 

@@ -3,7 +3,7 @@
 use mlxcel_abi::{AbiError, Result};
 use serde_json::Value;
 
-use crate::backend::{Description, KernelSettings};
+use crate::backend::{Description, KernelPrecision, KernelSettings};
 
 /// The options of one opened backend.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -14,8 +14,8 @@ pub(crate) struct Options {
     pub(crate) cache_limit_bytes: u64,
     /// Compute threads; 0 leaves the choice to the backend.
     pub(crate) threads: usize,
-    /// `precision` is `fast`.
-    pub(crate) fast: bool,
+    /// `precision`.
+    pub(crate) precision: KernelPrecision,
 }
 
 impl Options {
@@ -25,7 +25,7 @@ impl Options {
             memory_limit_bytes: u64::MAX,
             cache_limit_bytes: u64::MAX,
             threads: 0,
-            fast: false,
+            precision: KernelPrecision::Auto,
         };
         if text.trim().is_empty() {
             return Ok(options);
@@ -42,7 +42,7 @@ impl Options {
                 "threads" => options.threads = threads(whole(key, value)?, description)?,
                 "memory_limit_bytes" => options.memory_limit_bytes = whole(key, value)?,
                 "cache_limit_bytes" => options.cache_limit_bytes = whole(key, value)?,
-                "precision" => options.fast = precision(value, description)?,
+                "precision" => options.precision = precision(value, description)?,
                 other => {
                     return Err(AbiError::invalid(format!(
                         "option {other} is not known to backend {}, it has threads, precision, memory_limit_bytes and cache_limit_bytes",
@@ -58,24 +58,30 @@ impl Options {
     pub(crate) fn kernel_settings(&self) -> KernelSettings {
         KernelSettings {
             threads: self.threads,
-            int8_activations: self.fast,
+            precision: self.precision,
         }
     }
 }
 
-/// Whether activations may be rounded.
-fn precision(value: &Value, description: &Description) -> Result<bool> {
-    match value.as_str() {
-        Some("exact") => Ok(false),
-        Some("fast") if description.has_fast_precision => Ok(true),
-        Some("fast") => Err(AbiError::unimplemented(format!(
-            "option precision: backend {} computes exactly only; leave it out or give exact",
-            description.name
-        ))),
-        _ => Err(AbiError::invalid(format!(
-            "option precision is exact or fast, found {value}"
-        ))),
+/// How far activations may be rounded.
+fn precision(value: &Value, description: &Description) -> Result<KernelPrecision> {
+    let precision = match value.as_str() {
+        Some("exact") => return Ok(KernelPrecision::Exact),
+        Some("high") => KernelPrecision::High,
+        Some("fast") => KernelPrecision::Fast,
+        _ => {
+            return Err(AbiError::invalid(format!(
+                "option precision is exact, high or fast, found {value}"
+            )));
+        }
+    };
+    if description.rounds_activations {
+        return Ok(precision);
     }
+    Err(AbiError::unimplemented(format!(
+        "option precision: backend {} computes exactly only, found {value}; leave it out or give exact",
+        description.name
+    )))
 }
 
 /// More threads than the backend uses would be ignored, hence they are refused.
@@ -107,7 +113,7 @@ mod tests {
         name: "cpu",
         device: DeviceKind::Cpu,
         most_threads: 1,
-        has_fast_precision: false,
+        rounds_activations: false,
         probe: none,
         kernels: None,
     };
@@ -132,7 +138,7 @@ mod tests {
                 memory_limit_bytes: 5,
                 cache_limit_bytes: 0,
                 threads: 1,
-                fast: false,
+                precision: KernelPrecision::Auto,
             })
         );
         assert_eq!(
@@ -142,13 +148,32 @@ mod tests {
     }
 
     #[test]
+    fn precision_is_read_where_kernels_know_it() {
+        let rounding = Description {
+            rounds_activations: true,
+            ..CPU
+        };
+        for (text, expected) in [
+            ("exact", KernelPrecision::Exact),
+            ("high", KernelPrecision::High),
+            ("fast", KernelPrecision::Fast),
+        ] {
+            let options = Options::parse(&format!(r#"{{"precision":"{text}"}}"#), &rounding);
+            assert_eq!(options.unwrap().kernel_settings().precision, expected);
+        }
+        let exact = Options::parse(r#"{"precision":"exact"}"#, &CPU).unwrap();
+        assert_eq!(exact.precision, KernelPrecision::Exact);
+    }
+
+    #[test]
     fn everything_else_is_refused_by_name() {
         assert!(error(r#"{"thread":1}"#).contains("option thread is not known to backend cpu"));
         assert!(error(r#"{"threads":-1}"#).contains("option threads"));
         assert!(error(r#"{"threads":4}"#).contains("found 4"));
         assert!(error(r#"{"memory_limit_bytes":"1g"}"#).contains("memory_limit_bytes"));
         assert!(error(r#"{"precision":"fast"}"#).contains("computes exactly only"));
-        assert!(error(r#"{"precision":"int4"}"#).contains("exact or fast"));
+        assert!(error(r#"{"precision":"high"}"#).contains("computes exactly only"));
+        assert!(error(r#"{"precision":"int4"}"#).contains("exact, high or fast"));
         assert!(error("[]").contains("a JSON object"));
         assert!(error("{").contains("not JSON"));
     }

@@ -49,6 +49,8 @@ pub enum PrecisionArg {
     Auto,
     /// In the type of the activations
     Exact,
+    /// With activations rounded to 16 bits in groups
+    High,
     /// With activations rounded to what is fastest
     Fast,
 }
@@ -238,6 +240,7 @@ impl ModelArgs {
             precision: match self.precision {
                 PrecisionArg::Auto => None,
                 PrecisionArg::Exact => Some(Precision::Exact),
+                PrecisionArg::High => Some(Precision::High),
                 PrecisionArg::Fast => Some(Precision::Fast),
             },
             ..LoadOptions::default()

@@ -43,6 +43,8 @@ pub struct LoadOptions {
 pub enum Precision {
     /// In the type of the activations.
     Exact,
+    /// With activations rounded so that nothing is lost that matters.
+    High,
     /// With activations rounded to what is fastest.
     Fast,
 }
@@ -52,6 +54,7 @@ impl Precision {
     pub fn name(self) -> &'static str {
         match self {
             Self::Exact => "exact",
+            Self::High => "high",
             Self::Fast => "fast",
         }
     }

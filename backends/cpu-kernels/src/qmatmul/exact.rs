@@ -29,17 +29,17 @@ impl<S: Simd> Path for Exact<S> {
         // SAFETY: `x` is padded to whole blocks; see `block` for the weights.
         unsafe {
             let places = S::places(((8 * S::LANES) >> t.group_log2).max(1));
-            let x4 = x.x4.as_ptr().add(first * x.padded4);
+            let x4 = x.x4.as_ptr().add(first * x.sizes.padded4);
             let mut acc = [[S::zero(); M]; R];
             // Blocks that are whole and have four scales to read.
             let whole = whole_words(t.groups, t.group_log2, n_words, S::LANES);
             let mut at = 0;
             while at < whole {
-                block::<S, K, R, M, true>(t, x4, x.padded4, places, at, n_words, &mut acc);
+                block::<S, K, R, M, true>(t, x4, x.sizes.padded4, places, at, n_words, &mut acc);
                 at += S::LANES;
             }
             while at < n_words {
-                block::<S, K, R, M, false>(t, x4, x.padded4, places, at, n_words, &mut acc);
+                block::<S, K, R, M, false>(t, x4, x.sizes.padded4, places, at, n_words, &mut acc);
                 at += S::LANES;
             }
             acc
@@ -52,8 +52,8 @@ impl<S: Simd> Path for Exact<S> {
         x: &Prepared,
         first: usize,
     ) -> [[S; M]; R] {
-        let columns = x.columns;
-        // SAFETY: groups are multiples of 32 elements, hence of every vector's lanes.
+        let columns = x.sizes.columns;
+        // SAFETY: groups are multiples of 16 elements, hence of every vector's lanes.
         unsafe {
             let places = S::places(1);
             let x = x.x.as_ptr().add(first * columns);

@@ -6,9 +6,10 @@
 
 mod codes;
 mod exact;
-
-mod int8;
+mod integers;
+mod joint;
 mod prepare;
+mod round;
 mod rows;
 #[cfg(test)]
 mod tests;
@@ -18,9 +19,12 @@ use crate::factor::{Bf16, F16};
 use crate::pool::Pool;
 use crate::quantized::{QuantizedMatrix, Scales};
 pub(crate) use codes::expand_row as expand_codes;
-use prepare::Needs;
+pub(crate) use integers::Activation;
+pub use joint::{After, Division, Results, matmul_then};
 pub(crate) use prepare::lanes;
-pub use prepare::{Precision, Prepared, QUANT_GROUP};
+pub use prepare::{Precision, Prepared};
+pub(crate) use round::Needs;
+pub use round::QUANT_GROUP;
 use rows::{QUAD, Share};
 
 /// Most rows of `x` that this path takes; beyond them `gemm` is faster.
@@ -88,11 +92,13 @@ pub fn matmul(
     let mut total = 0;
     for t in targets.iter() {
         assert!(takes(m, &t.w) && t.w.columns() == columns && t.y.len() == m * t.w.rows());
-        needs.add(t.w.bits(), t.w.group());
+        needs.add(t.w.has_nibbles(), t.w.group());
         total += t.w.rows().next_multiple_of(QUAD);
     }
     assert!(x.len() == m * columns);
-    prepared.fill(isa, precision, x, columns, needs);
+    if !prepared.fill(isa, precision, pool, x, columns, needs) {
+        return false;
+    }
     let outs: Vec<SendPtr> = targets
         .iter_mut()
         .map(|t| SendPtr(t.y.as_mut_ptr()))

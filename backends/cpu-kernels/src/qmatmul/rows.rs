@@ -8,7 +8,7 @@
 
 use super::codes;
 use super::exact::Exact;
-use super::int8::Int8;
+use super::integers::{Activation, Integers};
 use super::prepare::{Precision, Prepared};
 use crate::Isa;
 use crate::factor::Factor;
@@ -85,7 +85,7 @@ pub(crate) unsafe fn run<K: Factor>(
 ) {
     let w = share.w;
     let bits = w.bits();
-    let mut scratch = if matches!(bits, 4 | 8) {
+    let mut scratch = if w.has_nibbles() || bits == 8 {
         Vec::new()
     } else {
         vec![0u8; QUAD * w.columns()]
@@ -114,7 +114,7 @@ pub(crate) unsafe fn run<K: Factor>(
                 scales: scales.add(row * w.groups()),
                 biases: biases.add(row * w.groups()),
             };
-            if bits == 4 {
+            if w.has_nibbles() {
                 at.all::<true>(isa, precision, n);
             } else {
                 at.all::<false>(isa, precision, n);
@@ -174,7 +174,8 @@ impl<K: Factor> Quad<'_, K> {
         unsafe {
             match precision {
                 Precision::Exact => exact::<K, NIBBLES, R, M>(isa, self, skip, first),
-                Precision::Int8 => int8::<K, NIBBLES, R, M>(isa, self, skip, first),
+                Precision::Int16 => integers::<K, i16, NIBBLES, R, M>(isa, self, skip, first),
+                Precision::Int8 => integers::<K, i8, NIBBLES, R, M>(isa, self, skip, first),
             }
         }
     }
@@ -186,9 +187,9 @@ dispatch! {
     ) = exact_products
 }
 dispatch_bytes! {
-    unsafe fn int8[K: Factor, const NIBBLES: bool, const R: usize, const M: usize][K, NIBBLES, R, M](
+    unsafe fn integers[K: Factor, C: Activation, const NIBBLES: bool, const R: usize, const M: usize][K, C, NIBBLES, R, M](
         quad: &Quad<'_, K>, skip: usize, first: usize
-    ) = int8_products
+    ) = integer_products
 }
 
 #[inline(always)]
@@ -202,13 +203,17 @@ unsafe fn exact_products<S: Simd, K: Factor, const N: bool, const R: usize, cons
 }
 
 #[inline(always)]
-unsafe fn int8_products<B: Bytes, K: Factor, const N: bool, const R: usize, const M: usize>(
+unsafe fn integer_products<B, K, C, const N: bool, const R: usize, const M: usize>(
     quad: &Quad<'_, K>,
     skip: usize,
     first: usize,
-) {
+) where
+    B: Bytes,
+    K: Factor,
+    C: Activation,
+{
     // SAFETY: forwarded to the caller.
-    unsafe { products::<Int8<B>, K, N, R, M>(quad, skip, first) }
+    unsafe { products::<Integers<B, C>, K, N, R, M>(quad, skip, first) }
 }
 
 /// `R` rows of the weight from `skip` on with `M` rows of `x` from `first` on.

@@ -2,7 +2,7 @@ use super::*;
 use crate::quantized::testing::*;
 
 /// `(rows, columns, bits, group)`.
-const FORMS: [(usize, usize, usize, usize); 13] = [
+const FORMS: [(usize, usize, usize, usize); 18] = [
     (9, 32, 4, 32),
     (6, 576, 4, 32),
     (5, 192, 4, 64),
@@ -16,6 +16,11 @@ const FORMS: [(usize, usize, usize, usize); 13] = [
     (5, 128, 6, 128),
     (8, 64, 6, 64),
     (11, 2048, 4, 64),
+    (9, 288, 6, 16),
+    (5, 96, 3, 16),
+    (6, 64, 8, 16),
+    (7, 1056, 2, 16),
+    (4, 160, 4, 16),
 ];
 
 fn run_all(
@@ -74,19 +79,22 @@ fn exact_products_match_f64_for_every_row_count_form_and_instruction_set() {
     );
 }
 
-#[test]
-fn rounded_products_are_those_of_the_rounded_activations() {
+/// Against f64 with the activations rounded as they should be; `error` is relative to the sum of the
+/// sizes. A tie of the rounding may fall either way.
+fn rounded_products_match(precision: Precision, limit: f32, error: f64) {
     run_all(
-        Precision::Int8,
+        precision,
         |parts, x, y, (rows, columns, bits, group), m, isa| {
             for i in 0..m {
                 let x: Vec<f64> = x[i * columns..(i + 1) * columns]
                     .chunks_exact(QUANT_GROUP)
                     .flat_map(|g| {
-                        let scale = g.iter().fold(0.0f32, |a, x| a.max(x.abs())) / 127.0;
-                        let inverse = 127.0 / (scale * 127.0);
+                        let largest = g.iter().fold(0.0f32, |a, x| a.max(x.abs()));
+                        let scale = f64::from(largest / limit);
                         g.iter()
-                            .map(move |x| f64::from((x * inverse).round_ties_even() * scale))
+                            .map(move |x| {
+                                f64::from((x * (limit / largest)).round_ties_even()) * scale
+                            })
                             .collect::<Vec<_>>()
                     })
                     .collect();
@@ -97,15 +105,64 @@ fn rounded_products_are_those_of_the_rounded_activations() {
                         .enumerate()
                         .map(|(k, x)| x * parts.element(j, k, columns, bits, group));
                     let (want, got) = (terms.sum::<f64>(), f64::from(y[i * rows + j]));
-                    // A tie of the rounding may fall either way.
                     assert!(
-                        (got - want).abs() <= 1e-4 * size,
+                        (got - want).abs() <= error * size,
                         "{isa} {m} {rows}x{columns} {bits}/{group}: {got} {want}"
                     );
                 }
             }
         },
     );
+}
+
+#[test]
+fn products_in_8_bits_are_those_of_the_rounded_activations() {
+    rounded_products_match(Precision::Int8, 127.0, 1e-4);
+}
+
+#[test]
+fn products_in_16_bits_are_those_of_the_rounded_activations() {
+    rounded_products_match(Precision::Int16, 32767.0, 2e-6);
+}
+
+/// The largest integers that there are: every code and every activation at its limit.
+#[test]
+fn sums_of_the_largest_codes_do_not_overflow() {
+    let mut pool = Pool::new(1).unwrap();
+    let mut prepared = Prepared::default();
+    let columns = 128;
+    for (bits, group) in [(8, 128), (8, 16), (4, 128), (6, 32)] {
+        let words = vec![u32::MAX; 5 * columns * bits / 32];
+        let (scales, biases) = (
+            vec![1.0; 5 * columns / group],
+            vec![0.0; 5 * columns / group],
+        );
+        let (s, b) = (Scales::F32(&scales), Scales::F32(&biases));
+        let w = QuantizedMatrix::new(&words, s, b, 5, columns, bits, group).unwrap();
+        let want = f64::from((1u32 << bits) - 1) * columns as f64;
+        for isa in Isa::ALL.into_iter().filter(|isa| isa.is_available()) {
+            for (precision, sign) in [Precision::Int8, Precision::Int16]
+                .into_iter()
+                .flat_map(|p| [(p, 1.0f32), (p, -1.0)])
+            {
+                let mut y = vec![0.0; 5];
+                let mut targets = [Target { w, y: &mut y }];
+                let x = vec![sign * 1e20; columns];
+                assert!(matmul(
+                    isa,
+                    precision,
+                    &mut pool,
+                    &x,
+                    &mut targets,
+                    &mut prepared
+                ));
+                for got in y {
+                    let want = want * f64::from(sign * 1e20);
+                    assert!((f64::from(got) / want - 1.0).abs() < 1e-5, "{}", isa.name());
+                }
+            }
+        }
+    }
 }
 
 #[test]
@@ -119,7 +176,7 @@ fn several_weights_share_their_activations() {
         .map(|&(rows, bits, group)| parts(&mut numbers, rows, 256, bits, group))
         .collect();
     let x = numbers.floats(3 * 256);
-    for precision in [Precision::Exact, Precision::Int8] {
+    for precision in [Precision::Exact, Precision::Int16, Precision::Int8] {
         let mut together: Vec<Vec<f32>> = forms.iter().map(|f| vec![f32::NAN; 3 * f.0]).collect();
         let mut targets: Vec<Target<'_>> = parts
             .iter()
@@ -163,7 +220,7 @@ fn not_a_number_never_becomes_a_plausible_product() {
     let mut pool = Pool::new(1).unwrap();
     let mut prepared = Prepared::default();
     let parts = parts(&mut numbers, 8, 128, 4, 32);
-    for precision in [Precision::Exact, Precision::Int8] {
+    for precision in [Precision::Exact, Precision::Int16, Precision::Int8] {
         let mut x = numbers.floats(2 * 128);
         x[70] = f32::NAN;
         let mut y = vec![0.0; 16];

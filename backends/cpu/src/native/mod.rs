@@ -23,7 +23,7 @@ use mlxcel_abi::ops::BackendOps;
 use mlxcel_abi::{AbiError, DType, ErrorObj, Result, Status, Tensor, status};
 use mlxcel_backend_mlx::native::{Native, View};
 use mlxcel_backend_mlx::{KernelSettings, Kernels};
-use mlxcel_cpu_kernels::{Isa, Pool, attention as attention_kernel, gemm, gemm_int8, qmatmul, row};
+use mlxcel_cpu_kernels::{Isa, Pool, attention as attention_kernel, gemm, gemm_integers, qmatmul, row};
 
 /// Hooks for the backend's description.
 pub(crate) const KERNELS: Kernels = Kernels { install, remove };
@@ -36,7 +36,7 @@ pub(crate) struct State {
     isa: Isa,
     pool: Pool,
     panels: Vec<Mutex<gemm::Scratch>>,
-    rounded: Vec<Mutex<gemm_int8::Scratch>>,
+    rounded: Vec<Mutex<gemm_integers::Scratch>>,
     attention: Vec<Mutex<attention_kernel::Scratch>>,
     precision: qmatmul::Precision,
     prepared: qmatmul::Prepared,
@@ -68,11 +68,7 @@ fn install(table: &mut BackendOps, settings: &KernelSettings) -> Result<()> {
         panels: (0..threads).map(|_| Mutex::default()).collect(),
         rounded: (0..threads).map(|_| Mutex::default()).collect(),
         attention: (0..threads).map(|_| Mutex::default()).collect(),
-        precision: if settings.int8_activations {
-            qmatmul::Precision::Int8
-        } else {
-            qmatmul::Precision::Exact
-        },
+        precision: products::precision(settings.precision, Isa::best()),
         prepared: qmatmul::Prepared::default(),
         rope: row::RopeTable::default(),
     };
