@@ -43,6 +43,8 @@ pub enum Command {
     Tidy,
     /// Which crate may depend on which, and what built plugins export
     Deps,
+    /// The kernels' tests under AddressSanitizer
+    Sanitize,
     /// Licences, bans and sources of third-party crates (cargo-deny)
     Deny {
         /// Check for known vulnerabilities too; this fetches a database from the network

@@ -24,6 +24,7 @@ mod model;
 mod peers;
 mod plugins;
 mod process;
+mod sanitize;
 mod testing;
 mod tidy;
 mod workspace;
@@ -67,6 +68,7 @@ fn run(cli: Cli) -> Result<(), Error> {
         Command::Test(args) => testing::run(&workspace, &args)?,
         Command::Tidy => tidy::run(&workspace)?,
         Command::Deps => deps::run(&workspace)?,
+        Command::Sanitize => sanitize::run(&workspace)?,
         Command::Deny { advisories } => deny::run(&workspace, advisories)?,
         Command::Dist { backend } => {
             println!("{}", dist::run(&workspace, &backend)?.display());

@@ -6,6 +6,7 @@
 //! in fast mode. Storage may be narrower.
 
 pub mod attention;
+pub mod conv;
 pub mod dense;
 mod factor;
 pub mod gemm;

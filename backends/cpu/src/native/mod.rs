@@ -6,10 +6,14 @@
 //! dtypes, strided inputs, odd forms) goes to the slot it replaced, with the same result.
 
 mod attention;
+mod conv;
+mod fused;
 mod movement;
 mod products;
 mod recurrent;
+mod rotated;
 mod rows;
+mod sample;
 mod sparse;
 
 use core::cell::RefCell;
@@ -23,7 +27,10 @@ use mlxcel_abi::ops::BackendOps;
 use mlxcel_abi::{AbiError, DType, ErrorObj, Result, Status, Tensor, status};
 use mlxcel_backend_mlx::native::{Native, View};
 use mlxcel_backend_mlx::{KernelSettings, Kernels};
-use mlxcel_cpu_kernels::{Isa, Pool, attention as attention_kernel, gemm, gemm_integers, qmatmul, row};
+use mlxcel_cpu_kernels::{
+    Isa, Pool, attention as attention_kernel, conv as conv_kernel, gemm, gemm_integers, qmatmul,
+    row,
+};
 
 /// Hooks for the backend's description.
 pub(crate) const KERNELS: Kernels = Kernels { install, remove };
@@ -36,6 +43,7 @@ pub(crate) struct State {
     isa: Isa,
     pool: Pool,
     panels: Vec<Mutex<gemm::Scratch>>,
+    patches: conv_kernel::Scratch,
     rounded: Vec<Mutex<gemm_integers::Scratch>>,
     attention: Vec<Mutex<attention_kernel::Scratch>>,
     precision: qmatmul::Precision,
@@ -66,6 +74,7 @@ fn install(table: &mut BackendOps, settings: &KernelSettings) -> Result<()> {
         isa: Isa::best(),
         pool,
         panels: (0..threads).map(|_| Mutex::default()).collect(),
+        patches: conv_kernel::Scratch::default(),
         rounded: (0..threads).map(|_| Mutex::default()).collect(),
         attention: (0..threads).map(|_| Mutex::default()).collect(),
         precision: products::precision(settings.precision, Isa::best()),
@@ -74,10 +83,14 @@ fn install(table: &mut BackendOps, settings: &KernelSettings) -> Result<()> {
     };
     STATES.with_borrow_mut(|states| states.push(state));
     attention::install(table);
+    conv::install(table);
+    fused::install(table);
     movement::install(table);
     products::install(table);
     recurrent::install(table);
+    rotated::install(table);
     rows::install(table);
+    sample::install(table);
     sparse::install(table);
     Ok(())
 }
