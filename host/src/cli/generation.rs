@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use clap::{Args, ValueEnum};
 
 use crate::chat::{ChatError, ChatOptions};
-use crate::engine::{LoadOptions, Precision};
+use crate::engine::{LoadOptions, Lookahead, Precision};
 use crate::plugin::{BackendChoice, DType};
 use crate::sampling::SamplingParams;
 use crate::template::TemplateSet;
@@ -53,6 +53,17 @@ pub enum PrecisionArg {
     High,
     /// With activations rounded to what is fastest
     Fast,
+}
+
+/// Whether steps are submitted before the tokens of the ones before them are known.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum LookaheadArg {
+    /// Where the backend goes on working meanwhile
+    Auto,
+    /// Wherever tokens are chosen on the device
+    On,
+    /// Never
+    Off,
 }
 
 /// What a prompt is.
@@ -187,6 +198,9 @@ pub struct ModelArgs {
     /// How products are computed, where the backend has a choice
     #[arg(long, value_enum, default_value_t = PrecisionArg::Auto, help_heading = "Model")]
     pub precision: PrecisionArg,
+    /// Give the device its next step before the last one's tokens are read; auto where it goes on working meanwhile
+    #[arg(long, value_enum, default_value_t = LookaheadArg::Auto, help_heading = "Model")]
+    pub lookahead: LookaheadArg,
     /// The family.
     #[command(flatten)]
     pub family: FamilyArgs,
@@ -242,6 +256,11 @@ impl ModelArgs {
                 PrecisionArg::Exact => Some(Precision::Exact),
                 PrecisionArg::High => Some(Precision::High),
                 PrecisionArg::Fast => Some(Precision::Fast),
+            },
+            lookahead: match self.lookahead {
+                LookaheadArg::Auto => Lookahead::Auto,
+                LookaheadArg::On => Lookahead::On,
+                LookaheadArg::Off => Lookahead::Off,
             },
             ..LoadOptions::default()
         }

@@ -3,11 +3,12 @@
 use std::sync::mpsc::Sender;
 use std::time::{Duration, Instant};
 
-use crate::sampling::{Sample, Sampler};
+use crate::sampling::{RowDraw, Sample, Sampler};
 
 use super::error::EngineError;
 use super::queue::Rank;
 use super::request::{CancelToken, Event, EventSink, FinishReason, GenerateRequest, GenerateStats};
+use super::runner::Outcome;
 use super::schedule::{Demand, Need};
 use super::sequence::Sequence;
 
@@ -23,6 +24,10 @@ pub enum Reply {
 
 /// A request with its state.
 pub struct Active {
+    /// Tells it from all others of its batch.
+    pub id: u64,
+    /// Most tokens that it may have.
+    pub context_tokens: usize,
     /// What was asked.
     pub request: GenerateRequest,
     /// Ends it between two steps.
@@ -33,9 +38,18 @@ pub struct Active {
     sampler: Sampler,
     /// Prompt and answer so far; the sequence trails behind.
     tokens: Vec<u32>,
+    /// Tokens that steps in flight will give.
+    in_flight: usize,
     stats: GenerateStats,
     arrived: Instant,
     first_token: Option<Instant>,
+}
+
+/// Progress on a prompt.
+#[derive(Debug, Clone, Copy)]
+pub struct Progress {
+    done: usize,
+    total: usize,
 }
 
 impl Active {
@@ -55,12 +69,15 @@ impl Active {
         let tokens = request.prompt.clone();
         let arrived = Instant::now();
         Some(Self {
+            id: 0,
+            context_tokens: 0,
             request,
             cancel,
             sequence: Sequence::default(),
             reply,
             sampler,
             tokens,
+            in_flight: 0,
             stats,
             arrived,
             first_token: None,
@@ -88,8 +105,30 @@ impl Active {
     /// What it needs from the next step. After a preemption an answer is recomputed like a prompt.
     pub fn need(&self) -> Need {
         match self.todo().len() {
+            0 if self.in_flight > 0 && self.goes_on() => Need::Decode,
             1 if self.stats.generated_tokens > 0 => Need::Decode,
             tokens => Need::Prefill(tokens),
+        }
+    }
+
+    /// Whether the token in flight may be followed by another one.
+    fn goes_on(&self) -> bool {
+        let generated = self.stats.generated_tokens + self.in_flight;
+        let most = self.request.max_new_tokens;
+        !most.is_some_and(|most| generated >= most)
+            && self.tokens.len() + self.in_flight <= self.context_tokens
+    }
+
+    /// Whether its next row is that of a token which a step in flight will give.
+    pub fn follows(&self) -> bool {
+        self.in_flight > 0
+    }
+
+    /// How a device would choose the token after its next row; none where the host has to.
+    pub fn row_draw(&self) -> Option<RowDraw> {
+        match self.reply {
+            Reply::Logits(_) => None,
+            _ => self.sampler.row_draw(self.in_flight as u64),
         }
     }
 
@@ -106,36 +145,70 @@ impl Active {
         self.sequence = sequence;
     }
 
-    /// Whether a step that runs `rows` of it must give logits.
-    pub fn wants_logits(&self, rows: usize) -> bool {
-        rows == self.todo().len()
+    /// Whether a step that runs the next `rows` of it gives a token.
+    pub fn is_complete_with(&self, rows: usize) -> bool {
+        self.follows() || rows == self.todo().len()
     }
 
-    /// Notes that a step ran the next `rows` tokens. Without logits that is progress on the prompt.
-    pub fn advance(&mut self, rows: usize) {
-        let ran = self.todo().get(..rows).unwrap_or_default().to_vec();
-        self.sequence.append(&ran);
-        if self.stats.generated_tokens == 0 {
-            let cached = self.stats.cached_tokens;
-            let (done, total) = (self.sequence.len() - cached, self.tokens.len() - cached);
-            self.send(Event::Prefill { done, total });
+    /// Notes that a step with its next `rows` tokens was submitted, and whether it gives a token. Tells the
+    /// progress that this is on the prompt.
+    pub fn submitted(&mut self, rows: usize, gives_token: bool) -> Option<Progress> {
+        // A token that is not known yet is noted when it comes.
+        if !self.follows() {
+            let ran = self.todo().get(..rows).unwrap_or_default().to_vec();
+            self.sequence.append(&ran);
         }
+        self.in_flight += usize::from(gives_token);
+        let cached = self.stats.cached_tokens;
+        let is_prompt = self.stats.generated_tokens == 0 && !self.is_followed();
+        is_prompt.then(|| Progress {
+            done: self.sequence.len() - cached,
+            total: self.tokens.len() - cached,
+        })
     }
 
-    /// Takes the logits after its last token. Gives the reason when it ended.
-    pub fn take_logits(
-        &mut self,
-        logits: Vec<f32>,
-        context_tokens: usize,
-    ) -> Result<Option<FinishReason>, EngineError> {
-        if let Reply::Logits(reply) = &self.reply {
-            // A caller that no longer waits needs no answer.
-            let _ = reply.send(Ok(logits));
-            return Ok(Some(FinishReason::MaxTokens));
-        }
+    /// Whether a step in flight has the row of a token that is not known yet.
+    pub fn is_followed(&self) -> bool {
+        self.in_flight > 1
+    }
+
+    /// Reports progress on the prompt.
+    pub fn report(&self, progress: Progress) {
+        let Progress { done, total } = progress;
+        self.send(Event::Prefill { done, total });
+    }
+
+    /// Takes what a step gave after its last token. Gives the reason when it ended.
+    pub fn take(&mut self, outcome: Outcome) -> Result<Option<FinishReason>, EngineError> {
+        let is_followed = self.is_followed();
+        self.in_flight = self.in_flight.saturating_sub(1);
+        let sample = match (outcome, &self.reply) {
+            (Outcome::Logits(logits), Reply::Logits(reply)) => {
+                // A caller that no longer waits needs no answer.
+                let _ = reply.send(Ok(logits));
+                return Ok(Some(FinishReason::MaxTokens));
+            }
+            (Outcome::Logits(logits), _) => {
+                let sample = self.sampler.sample(&logits)?;
+                if is_followed {
+                    // What followed ran with another token.
+                    return Err(EngineError::Internal {
+                        message: "the device chose no token from logits that are sound".to_owned(),
+                    });
+                }
+                sample
+            }
+            (Outcome::Token(token), _) => {
+                self.sampler.accept(token);
+                Sample {
+                    token,
+                    logprobs: None,
+                }
+            }
+        };
         let now = Instant::now();
         let first = *self.first_token.get_or_insert(now);
-        let Sample { token, logprobs } = self.sampler.sample(&logits)?;
+        let Sample { token, logprobs } = sample;
         self.stats.prefill = first - self.arrived;
         self.stats.decode = now - first;
         self.stats.generated_tokens += 1;
@@ -152,7 +225,13 @@ impl Active {
             return Ok(Some(FinishReason::MaxTokens));
         }
         // The new token needs a place for its own key and value.
-        Ok((self.tokens.len() > context_tokens).then_some(FinishReason::ContextFull))
+        if self.tokens.len() > self.context_tokens {
+            return Ok(Some(FinishReason::ContextFull));
+        }
+        if is_followed {
+            self.sequence.append(&[token]);
+        }
+        Ok(None)
     }
 
     fn send(&self, event: Event) {

@@ -5,7 +5,8 @@ use std::time::Instant;
 use super::active::Active;
 use super::error::EngineError;
 use super::figures::EngineFigures;
-use super::pack::Span;
+use super::flight::{Flight, FlightRow};
+use super::pack::{Span, Wants};
 use super::queue::Queue;
 use super::request::FinishReason;
 use super::runner::{PAGE_SIZE, PREFILL_CHUNK, Runner, Spilled};
@@ -38,6 +39,10 @@ pub struct Batch {
     limits: BatchLimits,
     running: Vec<Active>,
     waiting: Queue<Active>,
+    /// The step whose tokens are not read yet.
+    flight: Option<Flight>,
+    /// Requests so far.
+    numbered: u64,
     /// Somebody stepped back for lack of pages and none was given back since.
     is_short_of_pages: bool,
     /// Counters alone; what is held is read when it is asked for.
@@ -52,6 +57,8 @@ impl Batch {
             limits,
             running: Vec::new(),
             waiting: Queue::default(),
+            flight: None,
+            numbered: 0,
             is_short_of_pages: false,
             counters: EngineFigures::default(),
         }
@@ -59,7 +66,7 @@ impl Batch {
 
     /// Whether there is nothing to do.
     pub fn is_idle(&self) -> bool {
-        self.running.is_empty() && self.waiting.is_empty()
+        self.running.is_empty() && self.waiting.is_empty() && self.flight.is_none()
     }
 
     /// Requests running and waiting.
@@ -103,7 +110,7 @@ impl Batch {
     }
 
     /// Takes a request, or refuses it at once when it could never run.
-    pub fn add(&mut self, active: Active) {
+    pub fn add(&mut self, mut active: Active) {
         let (prompt_tokens, context_tokens) =
             (active.request.prompt.len(), self.runner.context_tokens());
         let problem = if prompt_tokens == 0 {
@@ -120,46 +127,156 @@ impl Batch {
             Some(error) => active.fail(error),
             None => {
                 let rank = active.rank();
+                self.numbered += 1;
+                active.id = self.numbered;
+                active.context_tokens = context_tokens;
                 self.waiting.push(active, rank);
             }
         }
     }
 
-    /// Runs one step.
+    /// Submits a step and takes what the one before it gave. Where the tokens of a step are chosen on the
+    /// device, it stays in flight until the next one was submitted.
     pub fn step(&mut self) {
         self.drop_cancelled();
         self.admit();
-        let rows = self.plan();
-        if rows.iter().all(|rows| *rows == 0) {
-            return;
+        let before = self.flight.take();
+        let submitted = self.submit(before.as_ref());
+        let refused = match submitted {
+            Ok(flight) => {
+                self.flight = flight;
+                None
+            }
+            Err(error) => Some(error),
+        };
+        let failed = before.and_then(|before| self.complete(before).err());
+        if let Some(error) = failed.or(refused) {
+            return self.fail_all(error);
         }
-        let wants: Vec<bool> = self
+        let stays =
+            self.runner.looks_ahead() && self.flight.as_ref().is_some_and(Flight::is_followable);
+        if !stays && let Some(flight) = self.flight.take() {
+            if let Err(error) = self.complete(flight) {
+                return self.fail_all(error);
+            }
+        }
+        if self.is_idle() {
+            self.runner.rest();
+        }
+    }
+
+    /// Submits the next step; none when there is nothing to run, or nothing without the tokens of the step
+    /// `before`.
+    fn submit(&mut self, before: Option<&Flight>) -> Result<Option<Flight>, EngineError> {
+        let Some(rows) = self.plan(before.is_some()) else {
+            return Ok(None);
+        };
+        if rows.iter().all(|rows| *rows == 0) {
+            return Ok(None);
+        }
+        let mut spans = Vec::with_capacity(rows.len());
+        for (active, rows) in self
             .running
             .iter()
             .zip(&rows)
-            .map(|(active, rows)| *rows > 0 && active.wants_logits(*rows))
-            .collect();
-        let spans: Vec<Span<'_>> = self
-            .running
-            .iter()
-            .zip(rows.iter().zip(&wants))
-            .filter(|(_, (rows, _))| **rows > 0)
-            .map(|(active, (rows, wants))| Span {
+            .filter(|(_, rows)| **rows > 0)
+        {
+            let follows = match (active.follows(), before) {
+                (false, _) => None,
+                (true, before) => {
+                    Some(before.and_then(|b| b.token_of(active.id)).ok_or_else(|| {
+                        EngineError::Internal {
+                            message: "a request waits for a token that no step gives".to_owned(),
+                        }
+                    })?)
+                }
+            };
+            let draw = active
+                .row_draw()
+                .filter(|draw| self.runner.takes_draw(draw));
+            spans.push(Span {
                 sequence: &active.sequence,
                 start: active.sequence.len(),
-                tokens: active.todo().get(..*rows).unwrap_or_default(),
-                wants_logits: *wants,
-            })
-            .collect();
-        let outcome = self.runner.step(&spans);
-        self.count(&rows);
-        match outcome {
-            Ok(logits) => {
-                self.counters.failed_in_a_row = 0;
-                self.take(&rows, &wants, logits);
-            }
-            Err(error) => self.fail_all(error),
+                tokens: match follows {
+                    Some(_) => &[0],
+                    None => active.todo().get(..*rows).unwrap_or_default(),
+                },
+                wants: match draw {
+                    _ if !active.is_complete_with(*rows) => Wants::Nothing,
+                    Some(draw) => Wants::Token(draw),
+                    None => Wants::Logits,
+                },
+                follows,
+            });
         }
+        let is_any = |wanted: fn(&Wants) -> bool| spans.iter().any(|span| wanted(&span.wants));
+        // Something must be there to wait for, or steps would pile up.
+        let may_stay = self.runner.looks_ahead()
+            && is_any(|wants| matches!(wants, Wants::Token(_)))
+            && !is_any(|wants| matches!(wants, Wants::Logits));
+        let wants: Vec<bool> = spans
+            .iter()
+            .map(|span| span.wants != Wants::Nothing)
+            .collect();
+        let step = self
+            .runner
+            .submit(&spans, before.map(|before| &before.step), !may_stay)?;
+        drop(spans);
+        self.count(&rows);
+        let mut flight = Flight {
+            step,
+            rows: Vec::with_capacity(wants.len()),
+        };
+        let running = self.running.iter_mut().zip(rows);
+        for ((active, rows), wants) in running.filter(|(_, rows)| *rows > 0).zip(wants) {
+            flight.rows.push(FlightRow {
+                id: active.id,
+                wants,
+                progress: active.submitted(rows, wants),
+            });
+        }
+        Ok(Some(flight))
+    }
+
+    /// Waits for a step and hands out what it gave. Requests that have left meanwhile get nothing.
+    fn complete(&mut self, flight: Flight) -> Result<(), EngineError> {
+        let mut outcomes = self.runner.finish(flight.step)?.into_iter();
+        self.counters.failed_in_a_row = 0;
+        for row in flight.rows {
+            let outcome = if row.wants { outcomes.next() } else { None };
+            let found = self.running.iter().position(|active| active.id == row.id);
+            let Some((index, active)) =
+                found.and_then(|index| Some((index, self.running.get_mut(index)?)))
+            else {
+                continue;
+            };
+            if let Some(progress) = row.progress {
+                active.report(progress);
+            }
+            let Some(outcome) = outcome else { continue };
+            let request = &active.request;
+            if request.shares_prompt && row.progress.is_some() {
+                self.runner.share(&request.namespace, &mut active.sequence);
+            }
+            let is_followed = active.is_followed();
+            match active.take(outcome) {
+                Ok(None) => {}
+                Ok(Some(reason)) => {
+                    if is_followed {
+                        active.sequence.overrun();
+                    }
+                    self.end(index, reason);
+                }
+                Err(error) => {
+                    let mut active = self.running.remove(index);
+                    self.runner.forget(&mut active.sequence);
+                    self.counters.ended += 1;
+                    self.is_short_of_pages = false;
+                    active.fail(error);
+                }
+            }
+        }
+        Ok(())
     }
 
     fn count(&mut self, rows: &[usize]) {
@@ -241,8 +358,8 @@ impl Batch {
 
     /// Rows of every running request, with pages reserved for them. Where pages run out, the least
     /// urgent requests, the youngest before others, step back and are computed again later; a request
-    /// that is alone and finds no room fails.
-    fn plan(&mut self) -> Vec<usize> {
+    /// that is alone and finds no room fails. Nobody steps back beside a step in flight: none then.
+    fn plan(&mut self, is_in_flight: bool) -> Option<Vec<usize>> {
         'again: loop {
             let demands: Vec<_> = self.running.iter().map(Active::demand).collect();
             let mut rows = plan(&demands, self.limits.budget);
@@ -258,6 +375,9 @@ impl Batch {
                 let Err(error) = self.runner.reserve(&mut active.sequence, *rows) else {
                     continue;
                 };
+                if is_in_flight {
+                    return None;
+                }
                 if self.running.len() > 1 {
                     self.preempt();
                 } else if let Some(mut active) = self.running.pop() {
@@ -267,7 +387,7 @@ impl Batch {
                 }
                 continue 'again;
             }
-            return rows;
+            return Some(rows);
         }
     }
 
@@ -287,54 +407,6 @@ impl Batch {
         self.runner.end(&active.request.namespace, sequence);
         let rank = active.rank();
         self.waiting.put_back(active, rank);
-    }
-
-    fn take(&mut self, rows: &[usize], wants: &[bool], logits: Vec<Vec<f32>>) {
-        let context_tokens = self.runner.context_tokens();
-        let mut logits = logits.into_iter();
-        let mut ended = Vec::new();
-        for (index, (active, (rows, wants))) in self
-            .running
-            .iter_mut()
-            .zip(rows.iter().zip(wants))
-            .enumerate()
-        {
-            if *rows == 0 {
-                continue;
-            }
-            active.advance(*rows);
-            if !wants {
-                continue;
-            }
-            let request = &active.request;
-            if request.shares_prompt && active.sequence.len() == request.prompt.len() {
-                self.runner.share(&request.namespace, &mut active.sequence);
-            }
-            let missing = || EngineError::Internal {
-                message: "a step that wanted logits gave none".to_owned(),
-            };
-            let outcome = logits
-                .next()
-                .ok_or_else(missing)
-                .and_then(|l| active.take_logits(l, context_tokens));
-            match outcome {
-                Ok(None) => {}
-                Ok(Some(reason)) => ended.push((index, Ok(reason))),
-                Err(error) => ended.push((index, Err(error))),
-            }
-        }
-        for (index, outcome) in ended.into_iter().rev() {
-            match outcome {
-                Ok(reason) => self.end(index, reason),
-                Err(error) => {
-                    let mut active = self.running.remove(index);
-                    self.runner.forget(&mut active.sequence);
-                    self.counters.ended += 1;
-                    self.is_short_of_pages = false;
-                    active.fail(error);
-                }
-            }
-        }
     }
 
     fn end(&mut self, index: usize, reason: FinishReason) {
@@ -362,6 +434,7 @@ impl Batch {
         let message = error.to_string();
         let is_exhausted = error.is_exhausted();
         let mut first = Some(error);
+        self.flight = None;
         self.counters.failed_steps += 1;
         self.counters.failed_in_a_row += 1;
         self.counters.ended += self.running.len() as u64;
@@ -379,6 +452,10 @@ impl Batch {
 
     /// Ends everything, because the engine stops.
     pub fn stop(&mut self, reason: &str) {
+        if let Some(flight) = self.flight.take() {
+            // Its tokens come too late for anybody, but the device has to be done with it.
+            drop(self.runner.finish(flight.step));
+        }
         for active in self.running.drain(..).chain(self.waiting.drain()) {
             active.fail(EngineError::Stopped {
                 reason: reason.to_owned(),

@@ -10,6 +10,7 @@ use super::batch::BatchLimits;
 use super::detect::OpenedModel;
 use super::error::EngineError;
 use super::fingerprint::Fingerprint;
+use super::flight::Lookahead;
 use super::kv_types::{KvType, KvTypes};
 use super::prefix::PrefixLimits;
 use super::prefix_disk::{DiskOptions, DiskTier};
@@ -36,6 +37,8 @@ pub struct LoadOptions {
     pub kv_budget_bytes: Option<u64>,
     /// What is kept of finished sequences.
     pub prefix: PrefixOptions,
+    /// Whether steps are submitted before the tokens of the ones before them are known.
+    pub lookahead: Lookahead,
 }
 
 /// How a backend computes products, where it has a choice.
@@ -128,9 +131,7 @@ pub fn load_runner(
     let dtype = options
         .dtype
         .unwrap_or_else(|| preferred_dtype(opened, selected));
-    let kv_type = options
-        .kv_types
-        .resolve(dtype, selected, &opened.desc)?;
+    let kv_type = options.kv_types.resolve(dtype, selected, &opened.desc)?;
     let context_tokens = context_tokens(opened.desc.context_length, options.ctx_size)?;
     let mut open = OpenOptions::default();
     if options.threads > 0 {
@@ -194,6 +195,7 @@ pub fn load_runner(
         kv_tokens,
         kv_type,
     )
+    .with_lookahead(options.lookahead, is_asynchronous(selected))
     .with_states(options.limits.parallel.max(1), checkpoints)
     .with_prefix_limits(options.prefix.limits(page_bytes));
     let runner = match &options.prefix.disk {
@@ -267,6 +269,12 @@ pub fn preferred_dtype(opened: &OpenedModel, selected: &SelectedBackend) -> DTyp
     named(selected.report.details.get("preferred_dtype"))
         .or_else(|| named(config.get("dtype").or_else(|| config.get("torch_dtype"))))
         .unwrap_or(DType::F16)
+}
+
+/// Whether the backend says that it goes on working after a submission.
+fn is_asynchronous(selected: &SelectedBackend) -> bool {
+    let word = selected.report.details.get("asynchronous");
+    word.and_then(Value::as_bool).unwrap_or(false)
 }
 
 /// Share of the free memory that keys and values may take when nobody says otherwise; the rest is for

@@ -5,6 +5,8 @@
 //! step where every sequence has one row each padding row is a sequence of its own, so that the
 //! step keeps that property; otherwise one padding sequence owns them all.
 
+use crate::sampling::RowDraw;
+
 use super::bucket;
 use super::error::EngineError;
 use super::sequence::Sequence;
@@ -18,8 +20,22 @@ pub struct Span<'a> {
     pub start: usize,
     /// The tokens.
     pub tokens: &'a [u32],
-    /// Whether the logits of the last row are wanted.
-    pub wants_logits: bool,
+    /// What becomes of the logits of the last row.
+    pub wants: Wants,
+    /// Which token of the step before this row has, if the host does not know it yet; `tokens` holds one
+    /// place for it.
+    pub follows: Option<u32>,
+}
+
+/// What becomes of the logits after a span.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Wants {
+    /// Nothing: there is more to run first.
+    Nothing,
+    /// They come to the host.
+    Logits,
+    /// The device chooses a token.
+    Token(RowDraw),
 }
 
 /// The host-side arrays of a step, in the layout of `StepArgs` and `PagedAttentionArgs`.
@@ -39,6 +55,8 @@ pub struct PackedStep {
     pub row_starts: Vec<u32>,
     /// `[R]`.
     pub logit_rows: Vec<i32>,
+    /// Rows whose tokens are those of the step before, and which of them: both in order of rows.
+    pub follows: Vec<(u32, u32)>,
     /// P.
     pub pages_per_sequence: usize,
     /// `[S]`: slots of states to start from, -1 for zeros.
@@ -93,12 +111,16 @@ pub fn pack(spans: &[Span<'_>], page_size: usize) -> Result<PackedStep, EngineEr
         page_table: Vec::with_capacity(n_sequences * width),
         row_starts: Vec::with_capacity(n_sequences + 1),
         logit_rows: Vec::with_capacity(spans.len()),
+        follows: Vec::new(),
         pages_per_sequence: width,
         state_sources: Vec::with_capacity(n_sequences),
         state_targets: Vec::with_capacity(n_sequences),
     };
     for (index, span) in spans.iter().enumerate() {
         step.row_starts.push(step.tokens.len() as u32);
+        if let Some(token) = span.follows {
+            step.follows.push((step.tokens.len() as u32, token));
+        }
         for (offset, token) in span.tokens.iter().enumerate() {
             let position = span.start + offset;
             step.tokens.push(*token);
@@ -113,7 +135,7 @@ pub fn pack(spans: &[Span<'_>], page_size: usize) -> Result<PackedStep, EngineEr
         let (source, target) = span.sequence.state_slots().unwrap_or(NOBODY);
         step.state_sources.push(source);
         step.state_targets.push(target);
-        if span.wants_logits {
+        if span.wants != Wants::Nothing {
             step.logit_rows.push(step.tokens.len() as i32 - 1);
         }
     }
@@ -158,7 +180,8 @@ mod tests {
             sequence: &seq,
             start: 5,
             tokens: &[9],
-            wants_logits: true,
+            wants: Wants::Logits,
+            follows: None,
         };
         let step = pack(&[span], PAGE).unwrap();
         assert_eq!(
@@ -178,7 +201,7 @@ mod tests {
             let tokens: Vec<u32> = (0..40).collect();
             let seqs: Vec<Sequence> = spans.iter().map(|&(len, more)| sequence(len, more, &mut pages)).collect();
             let list: Vec<Span<'_>> = spans.iter().zip(&seqs).map(|(&(len, more), seq)| Span {
-                sequence: seq, start: len, tokens: &tokens[..more], wants_logits: true,
+                sequence: seq, start: len, tokens: &tokens[..more], wants: Wants::Logits, follows: None,
             }).collect();
             let step = pack(&list, PAGE).unwrap();
             let (rows, n_seq, width) = (step.n_rows(), step.n_sequences(), step.pages_per_sequence);
@@ -203,7 +226,7 @@ mod tests {
         fn decode_steps_keep_one_row_a_sequence(n in 1usize..20) {
             let mut pages = PageAllocator::new(1000);
             let seqs: Vec<Sequence> = (0..n).map(|i| sequence(i, 1, &mut pages)).collect();
-            let list: Vec<Span<'_>> = seqs.iter().map(|s| Span { sequence: s, start: s.len(), tokens: &[3], wants_logits: true }).collect();
+            let list: Vec<Span<'_>> = seqs.iter().map(|s| Span { sequence: s, start: s.len(), tokens: &[3], wants: Wants::Logits, follows: None }).collect();
             let step = pack(&list, PAGE).unwrap();
             let rows = step.row_starts.windows(2).map(|w| w[1] - w[0]);
             prop_assert!(rows.into_iter().all(|r| r <= 1));

@@ -1,27 +1,31 @@
 //! Runs packed steps of a loaded model. Lives on the engine thread.
 
+mod chosen;
 mod disk;
 mod score;
 mod states;
+mod step;
 
 use std::time::Instant;
 
-use crate::plugin::{DType, Model, StepInputs};
+use crate::plugin::Model;
 
 use super::desc::ModelDesc;
 use super::error::EngineError;
+use super::flight::Lookahead;
 use super::kv_types::KvType;
-use super::pack::{PackedStep, Span, pack};
 use super::pages::PageAllocator;
-use super::pool::{KvPool, StepArrays, StepKv};
+use super::pool::KvPool;
 use super::prefix::{PrefixCache, PrefixLimits, PrefixStats};
 use super::prefix_disk::DiskTier;
 use super::sequence::Sequence;
 use super::state_slots::StateSlots;
 use super::states::StatePool;
+use chosen::Chooser;
 use disk::PendingList;
 
 pub use disk::Spilled;
+pub use step::{Outcome, Submitted};
 
 /// Positions in a page: the unit of sharing and of growth.
 pub const PAGE_SIZE: usize = 32;
@@ -34,6 +38,8 @@ pub struct Runner {
     // Order of fields is order of drop: tensors and model before the backend they keep open.
     pool: KvPool,
     states: StatePool,
+    chooser: Chooser,
+    looks_ahead: bool,
     model: Model,
     desc: ModelDesc,
     pages: PageAllocator,
@@ -60,6 +66,8 @@ impl Runner {
         Self {
             pool,
             states,
+            chooser: Chooser::new(model.backend()),
+            looks_ahead: false,
             slots: StateSlots::new(1, 0),
             model,
             desc,
@@ -82,6 +90,23 @@ impl Runner {
     /// cached is cached by position.
     pub fn has_exact_boundaries(&self) -> bool {
         self.desc.is_exact_everywhere()
+    }
+
+    /// On a backend that goes on working after a submission, or not.
+    #[must_use]
+    pub fn with_lookahead(mut self, lookahead: Lookahead, is_asynchronous: bool) -> Self {
+        self.chooser.set_asynchronous(is_asynchronous);
+        self.looks_ahead = match lookahead {
+            Lookahead::Auto => is_asynchronous,
+            Lookahead::On => true,
+            Lookahead::Off => false,
+        };
+        self
+    }
+
+    /// Whether steps are submitted before the tokens of the ones before them are known.
+    pub fn looks_ahead(&self) -> bool {
+        self.looks_ahead
     }
 
     /// With recurrent states for `sequences` at a time, and `checkpoints` of them for sequences to come.
@@ -249,87 +274,4 @@ impl Runner {
             None => Ok(()),
         }
     }
-
-    /// Runs one step over several sequences, whose pages are reserved, and gives the logits of the
-    /// spans that want them, in order.
-    pub fn step(&mut self, spans: &[Span<'_>]) -> Result<Vec<Vec<f32>>, EngineError> {
-        let packed = pack(spans, PAGE_SIZE)?;
-        let logits = self.run(&packed)?.unwrap_or_default();
-        Ok(logits
-            .chunks_exact(self.desc.vocab_size)
-            .map(<[f32]>::to_vec)
-            .collect())
-    }
-
-    /// Runs one packed step; logits `[R, vocabulary]` row-major, or none when no row wants them.
-    fn run(&mut self, step: &PackedStep) -> Result<Option<Vec<f32>>, EngineError> {
-        self.pool.grow_to(
-            self.pages.capacity(),
-            self.pages.capacity() + self.pages.available(),
-        )?;
-        let (slots, most_slots) = self.slots.capacity();
-        self.states.grow_to(slots, most_slots)?;
-        let backend = self.model.backend().clone();
-        let (rows, sequences) = (step.n_rows() as i64, step.n_sequences() as i64);
-        let ints = |data: &[i32], shape: &[i64]| {
-            backend.from_host(&le_bytes(data, i32::to_le_bytes), DType::I32, shape)
-        };
-        let tokens = backend.from_host(
-            &le_bytes(&step.tokens, u32::to_le_bytes),
-            DType::U32,
-            &[rows],
-        )?;
-        let positions = ints(&step.positions, &[rows])?;
-        let slots = ints(&step.slots, &[rows])?;
-        let row_sequences = ints(&step.row_sequences, &[rows])?;
-        let page_table = ints(
-            &step.page_table,
-            &[sequences, step.pages_per_sequence as i64],
-        )?;
-        let logit_rows = ints(&step.logit_rows, &[step.logit_rows.len() as i64])?;
-        let arrays = StepArrays {
-            slots: &slots,
-            row_sequences: &row_sequences,
-            positions: &positions,
-            page_table: &page_table,
-            row_starts: &step.row_starts,
-            pages_per_sequence: step.pages_per_sequence,
-            state_sources: &step.state_sources,
-            state_targets: &step.state_targets,
-        };
-        let kv = StepKv::new(&self.pool, &self.states, arrays)?;
-        let inputs = StepInputs {
-            tokens: tokens.handle(),
-            positions: positions.handle(),
-            logit_rows: logit_rows.handle(),
-            n_rows: rows as u32,
-            n_sequences: sequences as u32,
-        };
-        let logits = self.model.forward(&inputs, &kv)?;
-        let mut wanted = self.pool.handles();
-        wanted.extend(self.states.handles());
-        if step.logit_rows.is_empty() {
-            backend.eval(&wanted)?;
-            return Ok(None);
-        }
-        let logits = backend.cast(&logits, DType::F32)?;
-        wanted.push(logits.handle());
-        backend.eval(&wanted)?;
-        let values = backend.read_f32(&logits)?;
-        let expected = step.logit_rows.len() * self.desc.vocab_size;
-        if values.len() != expected {
-            return Err(EngineError::Internal {
-                message: format!(
-                    "the family gave {} logits, {expected} were expected",
-                    values.len()
-                ),
-            });
-        }
-        Ok(Some(values))
-    }
-}
-
-/// Bytes of a list of words, in the order that tensors have them.
-fn le_bytes<T: Copy>(words: &[T], bytes_of: impl Fn(T) -> [u8; 4]) -> Vec<u8> {
-    words.iter().flat_map(|word| bytes_of(*word)).collect()
 }

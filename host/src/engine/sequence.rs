@@ -11,6 +11,8 @@ pub struct Sequence {
     pages: Vec<PageId>,
     /// Slots of recurrent states; empty for models without.
     pub(super) state: SequenceState,
+    /// Whether a step ran a row behind its last token.
+    is_overrun: bool,
 }
 
 impl Sequence {
@@ -19,7 +21,7 @@ impl Sequence {
         Self {
             tokens: tokens.to_vec(),
             pages,
-            state: SequenceState::default(),
+            ..Self::default()
         }
     }
 
@@ -32,6 +34,17 @@ impl Sequence {
     /// Slots of states that the next step reads and writes, where the model has states.
     pub fn state_slots(&self) -> Option<(i32, i32)> {
         self.state.slots()
+    }
+
+    /// Notes that a step ran a row behind the last token. Keys and values there are in nobody's way, since
+    /// whoever goes on writes its own first, but a recurrent state may be that of one token too many.
+    pub fn overrun(&mut self) {
+        self.is_overrun = true;
+    }
+
+    /// Whether the recurrent state may be that of more tokens than there are.
+    pub fn is_overrun(&self) -> bool {
+        self.is_overrun
     }
 
     /// Tokens in the pool.

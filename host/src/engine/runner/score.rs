@@ -2,7 +2,7 @@
 
 use super::{PAGE_SIZE, Runner};
 use crate::engine::error::EngineError;
-use crate::engine::pack::{Span, pack};
+use crate::engine::pack::{Span, Wants, pack};
 use crate::engine::sequence::Sequence;
 
 impl Runner {
@@ -43,12 +43,13 @@ impl Runner {
             sequence,
             start,
             tokens: rows,
-            wants_logits: false,
+            wants: Wants::Nothing,
+            follows: None,
         };
         let mut packed = pack(&[span], PAGE_SIZE)?;
         let wanted = first.saturating_sub(start).min(rows.len())..rows.len();
         packed.logit_rows = wanted.clone().map(|row| row as i32).collect();
-        let logits = self.run(&packed)?.unwrap_or_default();
+        let logits = self.run(&packed)?;
         sequence.append(rows);
         for (row, logits) in wanted.zip(logits.chunks_exact(self.desc.vocab_size)) {
             take(start + row, logits);

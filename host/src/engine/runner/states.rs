@@ -45,7 +45,8 @@ impl Runner {
     /// Leaves a checkpoint when the sequence stands at the boundary of a page.
     pub(super) fn leave_checkpoint(&mut self, sequence: &mut Sequence) {
         let len = sequence.len();
-        if self.states.is_needed() && len > 0 && len.is_multiple_of(PAGE_SIZE) {
+        let is_exact = len.is_multiple_of(PAGE_SIZE) && !sequence.is_overrun();
+        if self.states.is_needed() && len > 0 && is_exact {
             sequence.state.checkpoint(len, &mut self.slots);
         }
     }
