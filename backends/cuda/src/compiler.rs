@@ -84,15 +84,15 @@ impl Drop for Open<'_> {
     }
 }
 
-/// Machine code for `architecture` (90 is compute capability 9.0).
-pub(crate) fn compile(source: &str, architecture: i32, defines: &[String]) -> Result<Vec<u8>> {
+/// Machine code for `target` (`sm_90` is compute capability 9.0).
+pub(crate) fn compile(source: &str, target: &str, defines: &[String]) -> Result<Vec<u8>> {
     let compiler = get()?;
     let text = |text: &str| {
         CString::new(text).map_err(|_| AbiError::internal("a kernel's text has a zero byte"))
     };
     let source = text(source)?;
     let mut options = vec![
-        text(&format!("--gpu-architecture=sm_{architecture}"))?,
+        text(&format!("--gpu-architecture={target}"))?,
         text("--std=c++17")?,
         text("-default-device")?,
     ];

@@ -88,8 +88,42 @@ driver! {
     get_function = "cuModuleGetFunction"(out: *mut Function, module: *mut c_void, name: *const c_char);
     set_function = "cuFuncSetAttribute"(function: Function, attribute: c_int, value: c_int);
     launch_kernel = "cuLaunchKernelEx"(config: *const LaunchConfig, function: Function, arguments: *mut *mut c_void, extra: *mut *mut c_void);
+    encode_tiled = "cuTensorMapEncodeTiled"(out: *mut c_void, element: c_uint, rank: c_uint, address: *mut c_void, dims: *const u64, strides: *const u64, tile: *const c_uint, steps: *const c_uint, interleave: c_uint, swizzle: c_uint, promotion: c_uint, fill: c_uint);
     error_name = "cuGetErrorName"(code: c_int, out: *mut *const c_char);
 }
+
+/// What the copy engine brings: tiles of a matrix in memory (`CUtensorMap`).
+#[derive(Debug, Clone, Copy)]
+#[repr(C, align(64))]
+pub(crate) struct TensorMap(pub(crate) [u64; 16]);
+
+/// A matrix and how it is divided. Rows lie one after another, `row_bytes` apart, a multiple of 16.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Tiling {
+    pub(crate) element: Element,
+    pub(crate) address: usize,
+    pub(crate) rows: usize,
+    /// Elements of a row.
+    pub(crate) columns: usize,
+    pub(crate) row_bytes: usize,
+    pub(crate) tile_rows: u32,
+    /// Elements of a tile's row.
+    pub(crate) tile_columns: u32,
+    /// Rows of a tile have 128 bytes, and their pieces of 16 change places by row.
+    pub(crate) is_swizzled: bool,
+}
+
+/// `CUtensorMapDataType`, of those that are used.
+#[derive(Debug, Clone, Copy)]
+#[repr(u32)]
+pub(crate) enum Element {
+    Half = 1,
+    Word = 2,
+}
+
+/// `CU_TENSOR_MAP_SWIZZLE_128B` and `CU_TENSOR_MAP_L2_PROMOTION_L2_256B`.
+const SWIZZLE_128: c_uint = 3;
+const PROMOTION_256: c_uint = 3;
 
 /// Why there is no driver.
 pub(crate) const NO_DRIVER: &str = "NVIDIA's driver is not installed (libcuda.so.1 is not there)";
@@ -243,6 +277,34 @@ impl Driver {
         unsafe { self.wait(stream) }
     }
 
+    /// Describes tiles of a matrix for the copy engine.
+    pub(crate) fn tiles(&self, tiling: &Tiling) -> Result<TensorMap> {
+        let mut map = TensorMap([0; 16]);
+        let dims = [tiling.columns as u64, tiling.rows as u64];
+        let strides = [tiling.row_bytes as u64];
+        let tile = [tiling.tile_columns, tiling.tile_rows];
+        let steps = [1; 2];
+        let swizzle = if tiling.is_swizzled { SWIZZLE_128 } else { 0 };
+        // SAFETY: two dimensions in each array; the driver writes 128 bytes that are aligned as it wants them.
+        unsafe {
+            self.encode_tiled(
+                (&raw mut map).cast(),
+                tiling.element as c_uint,
+                2,
+                tiling.address as *mut c_void,
+                dims.as_ptr(),
+                strides.as_ptr(),
+                tile.as_ptr(),
+                steps.as_ptr(),
+                0,
+                swizzle,
+                PROMOTION_256,
+                0,
+            )
+        }?;
+        Ok(map)
+    }
+
     /// Loads machine code.
     pub(crate) fn load(&self, image: &[u8]) -> Result<*mut c_void> {
         let mut module = core::ptr::null_mut();
@@ -327,7 +389,7 @@ impl Shape {
 }
 
 /// Arguments of a kernel, each in 8 bytes: the driver reads as many of them as the parameter has.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Arguments {
     values: [u64; Self::MOST],
     len: usize,
@@ -337,11 +399,16 @@ pub(crate) struct Arguments {
 }
 
 impl Arguments {
-    const MOST: usize = 32;
+    const MOST: usize = 64;
 
     /// No arguments yet.
     pub(crate) fn new() -> Self {
-        Self::default()
+        Self {
+            values: [0; Self::MOST],
+            len: 0,
+            starts: [0; Self::MOST],
+            count: 0,
+        }
     }
 
     fn push(self, value: u64) -> Self {

@@ -9,6 +9,22 @@ use crate::compiler;
 use crate::driver::{Driver, Function};
 
 const COMMON: &str = include_str!("kernels/common.cuh");
+const ENGINE: &str = include_str!("kernels/engine.cuh");
+const GROUP: &str = include_str!("kernels/group.cuh");
+
+/// First generation with a copy engine that brings tiles.
+pub(crate) const ENGINE_ARCHITECTURE: i32 = 90;
+/// The one generation with products of a group of warps.
+pub(crate) const GROUP_ARCHITECTURE: i32 = 90;
+/// Warps of a block of `stream_rows`.
+pub(crate) const STREAM_WARPS: usize = 8;
+/// Groups of warps of a block of `tiled`, each with 64 rows of the weight, and bytes of its pieces under way.
+pub(crate) const TILE_TEAMS: usize = 2;
+pub(crate) const TILE_BYTES: usize = 200 << 10;
+/// Query rows of a block of `prefill_tiles`, keys that it has at a time, and tiles of them under way.
+pub(crate) const PREFILL_ROWS: usize = 128;
+pub(crate) const PREFILL_KEYS: usize = 128;
+pub(crate) const PREFILL_STAGES: usize = 2;
 
 /// One text, which gives several kernels.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -20,8 +36,29 @@ pub(crate) enum Text {
         /// Values that share a scale.
         group_size: u32,
     },
+    /// Products of very few rows, through the copy engine.
+    Streamed {
+        /// As above.
+        bits: u32,
+        /// As above.
+        group_size: u32,
+        /// Pieces of the weight that a warp has under way.
+        stages: u32,
+    },
+    /// Products of several rows, through the copy engine and by groups of warps.
+    Tiled {
+        /// As above.
+        bits: u32,
+        /// As above.
+        group_size: u32,
+    },
     /// Operations row by row.
     Rows,
+    /// A token for every row of logits.
+    Sample {
+        /// Logits are f32 instead of a half type.
+        is_full: bool,
+    },
     /// Attention over the pool.
     Attention {
         /// Features of a head.
@@ -29,15 +66,41 @@ pub(crate) enum Text {
         /// Query heads that a block of `decode_rows` has.
         group: u32,
     },
+    /// Attention of many query rows, through the copy engine and by groups of warps.
+    Prefill {
+        /// Features of a head.
+        width: u32,
+    },
 }
 
 impl Text {
-    fn source(self) -> &'static str {
-        match self {
-            Self::Product { .. } => include_str!("kernels/product.cu"),
-            Self::Rows => include_str!("kernels/rows.cu"),
-            Self::Attention { .. } => include_str!("kernels/attention.cu"),
-        }
+    fn source(self) -> String {
+        let parts: &[&str] = match self {
+            Self::Product { .. } => &[include_str!("kernels/product.cu")],
+            Self::Streamed { .. } => &[ENGINE, include_str!("kernels/streamed.cu")],
+            Self::Tiled { .. } => &[ENGINE, GROUP, include_str!("kernels/tiled.cu")],
+            Self::Rows => &[include_str!("kernels/rows.cu")],
+            Self::Sample { .. } => &[include_str!("kernels/sample.cu")],
+            Self::Attention { .. } => &[include_str!("kernels/attention.cu")],
+            Self::Prefill { .. } => &[
+                include_str!("kernels/attention.cu"),
+                ENGINE,
+                GROUP,
+                include_str!("kernels/prefill.cu"),
+            ],
+        };
+        [COMMON].into_iter().chain(parts.iter().copied()).collect()
+    }
+
+    /// What the compiler calls the generation.
+    fn target(self, architecture: i32) -> String {
+        // Products of a group of warps are of one generation alone.
+        let own = if matches!(self, Self::Tiled { .. } | Self::Prefill { .. }) {
+            "a"
+        } else {
+            ""
+        };
+        format!("sm_{architecture}{own}")
     }
 
     fn defines(self, is_f16: bool) -> Vec<String> {
@@ -47,7 +110,32 @@ impl Text {
                 defines.push(format!("WEIGHT_BITS={bits}"));
                 defines.push(format!("GROUP_SIZE={group_size}"));
             }
+            Self::Streamed {
+                bits,
+                group_size,
+                stages,
+            } => {
+                defines.push(format!("WEIGHT_BITS={bits}"));
+                defines.push(format!("GROUP_SIZE={group_size}"));
+                defines.push(format!("STREAM_WARPS={STREAM_WARPS}"));
+                defines.push(format!("STREAM_STAGES={stages}"));
+            }
+            Self::Tiled { bits, group_size } => {
+                defines.push(format!("WEIGHT_BITS={bits}"));
+                defines.push(format!("GROUP_SIZE={group_size}"));
+                defines.push(format!("TILE_TEAMS={TILE_TEAMS}"));
+                defines.push(format!("TILE_BYTES={TILE_BYTES}"));
+            }
             Self::Rows => {}
+            Self::Sample { is_full } => {
+                defines.push(format!("LOGITS_F32={}", u32::from(is_full)));
+            }
+            Self::Prefill { width } => {
+                defines.push(format!("HEAD_WIDTH={width}"));
+                defines.push(format!("PREFILL_TEAMS={}", PREFILL_ROWS / 64));
+                defines.push(format!("PREFILL_KEYS={PREFILL_KEYS}"));
+                defines.push(format!("PREFILL_STAGES={PREFILL_STAGES}"));
+            }
             Self::Attention { width, group } => {
                 defines.push(format!("HEAD_WIDTH={width}"));
                 defines.push(format!("GROUP_HEADS={group}"));
@@ -90,8 +178,8 @@ impl Kernels {
         let module = match self.modules.get(&(text, is_f16)) {
             Some(module) => *module,
             None => {
-                let source = format!("{COMMON}{}", text.source());
-                let image = compiler::compile(&source, self.architecture, &text.defines(is_f16))?;
+                let target = text.target(self.architecture);
+                let image = compiler::compile(&text.source(), &target, &text.defines(is_f16))?;
                 let module = driver.load(&image)? as usize;
                 self.modules.insert((text, is_f16), module);
                 module
@@ -123,9 +211,30 @@ mod tests {
         for group_size in [32, 64, 128] {
             texts.extend([4, 8].map(|bits| Text::Product { bits, group_size }));
         }
+        for is_full in [false, true] {
+            texts.push(Text::Sample { is_full });
+        }
         texts.extend(
             [(64, 3), (128, 4), (256, 2)].map(|(width, group)| Text::Attention { width, group }),
         );
+        texts
+    }
+
+    /// Those for generations with a copy engine.
+    fn newer_texts() -> Vec<Text> {
+        let mut texts: Vec<Text> = [64, 128].map(|width| Text::Prefill { width }).into();
+        for (bits, group_size) in [(4, 64), (4, 128), (8, 64), (16, 64)] {
+            texts.push(Text::Streamed {
+                bits,
+                group_size,
+                stages: 2,
+            });
+            texts.push(Text::Tiled { bits, group_size });
+        }
+        texts.push(Text::Tiled {
+            bits: 4,
+            group_size: 32,
+        });
         texts
     }
 
@@ -135,11 +244,15 @@ mod tests {
         if !compiler::is_there() {
             return;
         }
-        for text in texts() {
-            for architecture in ARCHITECTURES {
+        let newer = newer_texts()
+            .into_iter()
+            .map(|text| (text, &ARCHITECTURES[1..]));
+        let all = texts().into_iter().map(|text| (text, &ARCHITECTURES[..]));
+        for (text, architectures) in all.chain(newer) {
+            for &architecture in architectures {
                 for is_f16 in [false, true] {
-                    let source = format!("{COMMON}{}", text.source());
-                    let image = compiler::compile(&source, architecture, &text.defines(is_f16));
+                    let target = text.target(architecture);
+                    let image = compiler::compile(&text.source(), &target, &text.defines(is_f16));
                     assert!(!image.unwrap().is_empty(), "{text:?}");
                 }
             }

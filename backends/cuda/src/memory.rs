@@ -4,7 +4,7 @@
 //! whatever used it was submitted before whatever uses it next.
 
 use core::ffi::c_void;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use mlxcel_abi::Result;
@@ -19,6 +19,8 @@ const KEPT_BYTES: usize = 1 << 30;
 #[derive(Debug, Default)]
 struct Blocks {
     free: BTreeMap<usize, Vec<usize>>,
+    /// Blocks that were filled from the host: nothing writes to them while they are used.
+    constant: HashSet<usize>,
     kept_bytes: usize,
     used_bytes: usize,
     peak_bytes: usize,
@@ -124,6 +126,7 @@ impl Pool {
     fn give_back(&self, address: usize, size: usize, moved: bool) {
         let Ok(driver) = Driver::get() else { return };
         let mut blocks = self.blocks();
+        blocks.constant.remove(&address);
         blocks.used_bytes = blocks.used_bytes.saturating_sub(size);
         if moved {
             // MLX freed the block; this is the managed memory that it went to. An error has nobody to be told to.
@@ -142,6 +145,16 @@ impl Pool {
         if blocks.kept_bytes > most {
             trim(&mut blocks, driver, self.stream(), most / 2);
         }
+    }
+
+    /// Notes that a block's contents come from the host and stay.
+    pub(crate) fn set_constant(&self, address: usize) {
+        self.blocks().constant.insert(address);
+    }
+
+    /// Whether a block begins here whose contents come from the host.
+    pub(crate) fn is_constant(&self, address: usize) -> bool {
+        self.blocks().constant.contains(&address)
     }
 
     /// Frees what is kept.

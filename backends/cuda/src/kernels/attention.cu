@@ -257,7 +257,7 @@ extern "C" __global__ void __launch_bounds__(128) decode_rows(STEP_ARGS) {
 }
 #endif
 
-#if HEAD_WIDTH <= 128
+#if HEAD_WIDTH <= 128 && !defined(PREFILL_KEYS)
 __device__ __forceinline__ void load_transposed(u32 (&r)[4], u32 address) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
                : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])

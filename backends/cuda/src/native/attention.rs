@@ -10,13 +10,15 @@ use mlxcel_backend_mlx::stream::Device;
 
 use super::pending::Append;
 use super::{COUNTERS, Outcome, State, attempt, is_half, is_plain, small};
-use crate::driver::{Arguments, Shape};
-use crate::kernels::Text;
+use crate::driver::{Arguments, Element, Shape, TensorMap, Tiling};
+use crate::kernels::{GROUP_ARCHITECTURE, PREFILL_KEYS, PREFILL_ROWS, PREFILL_STAGES, Text};
 
 /// Query rows of a block of `prefill_rows`.
 const TILE: usize = 64;
 /// Query heads that share a key head, as `decode_rows` is compiled for.
 const GROUPS: [u32; 5] = [8, 4, 3, 2, 1];
+/// Rows of a page from which on the copy engine brings them: its swizzle is of 8 rows.
+const LEAST_PAGE: i32 = 8;
 /// Most parts that a sequence is divided into.
 const MOST_SPLITS: usize = 64;
 /// Keys below which another part does not pay.
@@ -216,8 +218,8 @@ unsafe fn attend(
         group,
     };
     let prefills = has_more && sizes.width <= 128;
-    let arguments = |parts: usize, counters: usize| {
-        Arguments::new()
+    let arguments = |start: Arguments, parts: usize, counters: usize| {
+        start
             .wide(q.data as usize)
             .wide(k_pool.data as usize)
             .wide(v_pool.data as usize)
@@ -255,11 +257,34 @@ unsafe fn attend(
             threads: 128,
             shared_bytes: 0,
         };
-        let arguments = arguments(parts, state.counters);
+        let arguments = arguments(Arguments::new(), parts, state.counters);
         // SAFETY: shapes were checked; the scratch holds a part of every row, head and split.
         unsafe { state.launch(text, q.dtype, "decode_rows", &shape, 0, arguments) }?;
     }
-    if prefills {
+    let in_tiles = state.architecture == GROUP_ARCHITECTURE
+        && sizes.page_size >= LEAST_PAGE
+        && args.scale > 0.0;
+    if prefills && in_tiles {
+        let pools = [k_pool.data as usize, v_pool.data as usize];
+        let [keys, values] = pool_maps(state, &sizes, pools)?;
+        let start = Arguments::new().record(&keys.0).record(&values.0);
+        let tokens_each = PREFILL_ROWS / per_key as usize;
+        let head = sizes.width as usize * 2;
+        let tiles = PREFILL_ROWS + 2 * PREFILL_STAGES * PREFILL_KEYS;
+        let shape = Shape {
+            grid: [
+                (sizes.rows as usize).div_ceil(tokens_each) as u32,
+                sizes.kv_heads as u32,
+                1,
+            ],
+            threads: 2 * PREFILL_ROWS as u32 + 32,
+            shared_bytes: (tiles * head + 3 * PREFILL_STAGES * size_of::<u64>()) as u32,
+        };
+        let text = Text::Prefill { width: sizes.width };
+        let (arguments, most) = (arguments(start, 0, 0), state.most_shared_bytes);
+        // SAFETY: shapes were checked; the maps are those of the pools.
+        unsafe { state.launch(text, q.dtype, "prefill_tiles", &shape, most, arguments) }?;
+    } else if prefills {
         let tokens_each = TILE / per_key as usize;
         let shape = Shape {
             grid: [
@@ -270,7 +295,7 @@ unsafe fn attend(
             threads: 128,
             shared_bytes: 4 * TILE as u32 * sizes.width * 2,
         };
-        let arguments = arguments(0, 0);
+        let arguments = arguments(Arguments::new(), 0, 0);
         // SAFETY: shapes were checked.
         unsafe {
             state.launch(
@@ -288,6 +313,26 @@ unsafe fn attend(
         device.retain(args.k_pool)?,
         device.retain(args.v_pool)?,
     ]))
+}
+
+/// Pages of keys and of values for the copy engine.
+fn pool_maps(state: &State, sizes: &Sizes, pools: [usize; 2]) -> Result<[TensorMap; 2]> {
+    let columns = sizes.kv_heads as usize * sizes.width as usize;
+    let tiling = |address| Tiling {
+        element: Element::Half,
+        address,
+        rows: sizes.pages as usize * sizes.page_size as usize,
+        columns,
+        row_bytes: 2 * columns,
+        tile_rows: (sizes.page_size as u32).min(PREFILL_KEYS as u32),
+        tile_columns: 64,
+        is_swizzled: true,
+    };
+    let [keys, values] = pools;
+    Ok([
+        state.driver.tiles(&tiling(keys))?,
+        state.driver.tiles(&tiling(values))?,
+    ])
 }
 
 /// Parts of a sequence: enough blocks to fill the device twice, each with enough keys.

@@ -5,10 +5,13 @@
 //! take (other dtypes, strided inputs, odd forms) goes to the slot it replaced, with the same result.
 
 mod attention;
+mod maps;
 mod movement;
 mod pending;
+mod plan;
 mod products;
 mod rows;
+mod sample;
 mod transfer;
 
 use core::cell::RefCell;
@@ -57,6 +60,9 @@ pub(crate) struct State {
     stream: Stream,
     pool: Arc<Pool>,
     kernels: Kernels,
+    maps: maps::Maps,
+    /// Compute capability, 90 for 9.0.
+    architecture: i32,
     /// Multiprocessors.
     processors: u32,
     starts_early: bool,
@@ -102,6 +108,8 @@ fn install(table: &mut BackendOps, _settings: &mlxcel_backend_mlx::KernelSetting
         stream,
         pool,
         kernels: Kernels::new(architecture),
+        maps: maps::Maps::default(),
+        architecture,
         processors: driver.attribute(ATTRIBUTE_PROCESSORS, device)?.max(1) as u32,
         starts_early: architecture >= EARLY_START_ARCHITECTURE,
         most_shared_bytes: (driver.attribute(ATTRIBUTE_SHARED_BYTES, device)? - FIXED_SHARED_BYTES)
@@ -119,6 +127,7 @@ fn install(table: &mut BackendOps, _settings: &mlxcel_backend_mlx::KernelSetting
     products::install(table);
     rows::install(table);
     attention::install(table);
+    sample::install(table);
     Ok(())
 }
 
@@ -128,7 +137,8 @@ fn remove(ctx: *mut c_void) {
             // An error here has nobody to be told to: the backend is being closed.
             let _ = state.driver.synchronize(state.stream);
             let last = [state.scratch, state.expanded];
-            for (address, size) in state.kept.iter().chain(&last).filter(|block| block.1 > 0) {
+            let all = state.kept.iter().chain(state.maps.blocks()).chain(&last);
+            for (address, size) in all.filter(|block| block.1 > 0) {
                 state.pool.put(*address, *size);
             }
             state.pool.close(state.driver);

@@ -5,14 +5,16 @@
 //! is called first submits what waits, so the order of effects is that of the calls. Inputs and outputs are held meanwhile:
 //! their memory must not be given out again before the kernel is submitted.
 
-use mlxcel_abi::{DType, Result, Tensor};
+use mlxcel_abi::{AbiError, DType, Result, Tensor};
 use mlxcel_backend_mlx::native::{Native, View};
 use mlxcel_backend_mlx::stream::Device;
 
 use super::State;
+use super::maps::Reader;
+use super::plan::{Stream, Tiles, Way};
 use super::products::Weight;
 use super::rows::pairs;
-use crate::driver::{Arguments, Shape};
+use crate::driver::{Arguments, Element, Shape, Tiling};
 use crate::kernels::Text;
 
 /// Products that go together at most.
@@ -37,6 +39,7 @@ pub(super) enum Pending {
 #[derive(Debug)]
 pub(super) struct Products {
     x: usize,
+    way: Way,
     rows: usize,
     dtype: DType,
     items: Vec<(Weight, usize)>,
@@ -166,7 +169,7 @@ impl State {
         device: &Device<'_>,
         x: &View,
         w: &Weight,
-        rows: usize,
+        (way, rows): (Way, usize),
         made: (Tensor, usize),
         inputs: &[Tensor],
     ) -> Result<()> {
@@ -175,6 +178,7 @@ impl State {
         let address = x.data as usize;
         if let Pending::Products(products) = &mut self.pending {
             let joins = products.x == address
+                && products.way == way
                 && products.rows == rows
                 && products.dtype == x.dtype
                 && products.items.len() < MOST_PRODUCTS
@@ -191,6 +195,7 @@ impl State {
         self.flush(device)?;
         self.pending = Pending::Products(Products {
             x: address,
+            way,
             rows,
             dtype: x.dtype,
             items: vec![(*w, made.1)],
@@ -200,6 +205,14 @@ impl State {
     }
 
     fn submit_products(&mut self, products: &Products) -> Result<()> {
+        match products.way {
+            Way::Stream => self.submit_stream(products, None),
+            Way::Few => self.submit_few(products),
+            Way::Tiles => self.submit_tiles(products),
+        }
+    }
+
+    fn submit_few(&mut self, products: &Products) -> Result<()> {
         // With more rows the activations weigh more: two groups of 16 columns of the result share them.
         let (name, each) = if products.rows <= 2 {
             ("few_rows_1", 16)
@@ -220,6 +233,107 @@ impl State {
         unsafe { self.launch(first.text(), products.dtype, name, &shape, 0, arguments) }
     }
 
+    /// The same through the copy engine. With `gated`, address and kind of the gated activation of two products.
+    fn submit_stream(&mut self, products: &Products, gated: Option<(usize, i32)>) -> Result<()> {
+        let Some((first, _)) = products.items.first().copied() else {
+            return Ok(());
+        };
+        let mut items = products.items.clone();
+        let mut waits = false;
+        for (w, _) in &mut items {
+            // A quantised weight comes from the host; a plain one may have been made by the kernel before.
+            waits = waits || (w.bits == 16 && !self.pool.is_constant(w.words));
+            w.words = self.maps_of(w, Reader::Stream)?;
+        }
+        let (record, tiles) = weights(&items, 16);
+        // Without the addresses of scales and biases, which are in the maps.
+        let (maps, rest) = (record.get(..3), record.get(9..));
+        let (Some(maps), Some(rest)) = (maps, rest) else {
+            return Ok(());
+        };
+        let mut fields = [0; 9];
+        for (to, from) in fields.iter_mut().zip(maps.iter().chain(rest)) {
+            *to = *from;
+        }
+        let plan = Stream::of(&first, products.rows, products.dtype == DType::F16);
+        let (name, tiles) = match gated {
+            Some(_) => ("stream_gated", first.rows.div_ceil(8) as u32),
+            None => ("stream_rows", tiles),
+        };
+        let mut arguments = Arguments::new().record(&fields).wide(products.x);
+        if let Some((out, _)) = gated {
+            arguments = arguments.wide(out);
+        }
+        arguments = arguments
+            .int(first.columns as i32)
+            .int(products.rows as i32);
+        if let Some((_, kind)) = gated {
+            arguments = arguments.int(kind);
+        }
+        arguments = arguments.int(tiles as i32).int(i32::from(waits));
+        let shape = Shape {
+            grid: [tiles.min(plan.blocks_each * self.processors), 1, 1],
+            threads: 32 * crate::kernels::STREAM_WARPS as u32,
+            shared_bytes: plan.shared_bytes,
+        };
+        let text = Text::Streamed {
+            bits: first.bits,
+            group_size: first.group_size,
+            stages: plan.stages,
+        };
+        let most = self.most_shared_bytes;
+        // SAFETY: as above; the maps are those of the weights.
+        unsafe { self.launch(text, products.dtype, name, &shape, most, arguments) }
+    }
+
+    fn submit_tiles(&mut self, products: &Products) -> Result<()> {
+        let Some((first, _)) = products.items.first().copied() else {
+            return Ok(());
+        };
+        let mut items = products.items.clone();
+        let mut waits = false;
+        for (w, _) in &mut items {
+            waits = waits || (w.bits == 16 && !self.pool.is_constant(w.words));
+            w.words = self.maps_of(w, Reader::Tiles)?;
+        }
+        let (record, tiles) = weights(&items, Tiles::ROWS);
+        let Some(plan) = Tiles::of(&first, products.rows, tiles as usize, self.processors) else {
+            return Err(AbiError::internal("a product with too many tiles"));
+        };
+        let x = self.driver.tiles(&Tiling {
+            element: Element::Half,
+            address: products.x,
+            rows: products.rows,
+            columns: first.columns,
+            row_bytes: 2 * first.columns,
+            tile_rows: plan.columns as u32,
+            tile_columns: 64,
+            is_swizzled: true,
+        })?;
+        let scratch = self.scratch(plan.scratch_bytes)?;
+        let arguments = Arguments::new()
+            .record(&record)
+            .record(&x.0)
+            .wide(scratch)
+            .wide(self.counters)
+            .int(first.columns as i32)
+            .int(products.rows as i32)
+            .int(tiles as i32)
+            .int(i32::from(waits));
+        let shape = Shape {
+            grid: [plan.blocks as u32, plan.columns_of_tiles as u32, 1],
+            threads: 128 * crate::kernels::TILE_TEAMS as u32 + 32,
+            shared_bytes: plan.shared_bytes,
+        };
+        let text = Text::Tiled {
+            bits: first.bits,
+            group_size: first.group_size,
+        };
+        let most = self.most_shared_bytes;
+        // SAFETY: as above; the scratch holds two parts of every block, the counters one number for every tile.
+        unsafe { self.launch(text, products.dtype, plan.name, &shape, most, arguments) }
+    }
+
     /// Makes a gated activation together with the two products that wait, if they are its inputs.
     pub(super) fn take_gated(
         &mut self,
@@ -234,13 +348,18 @@ impl State {
         let [(gate, gate_out), (up, up_out)] = products.items.as_slice() else {
             return Ok(false);
         };
-        if [*gate_out, *up_out] != inputs || gate.rows != up.rows {
+        if [*gate_out, *up_out] != inputs || gate.rows != up.rows || products.way == Way::Tiles {
             return Ok(false);
         }
         let gate = *gate;
         let Pending::Products(products) = core::mem::take(&mut self.pending) else {
             return Ok(false);
         };
+        if products.way == Way::Stream {
+            self.submit_stream(&products, Some((out, kind)))?;
+            let_go(device, &products.held)?;
+            return Ok(true);
+        }
         let (weights, _) = weights(&products.items, 16);
         let arguments = Arguments::new()
             .record(&weights)

@@ -1,7 +1,7 @@
 //! Products with plain and quantised weights, and the expansion of quantised rows.
 //!
-//! Up to 8 rows of activations a kernel reads weights straight into the tensor cores' registers; up to `MOST_ROWS` one shares the
-//! activations through shared memory; beyond that a quantised weight is expanded once for MLX's product.
+//! Which kernel takes a product is in `plan.rs`; where there is none for so many rows, a quantised weight is expanded once for
+//! MLX's product.
 
 use mlxcel_abi::kinds::quant;
 use mlxcel_abi::ops::BackendOps;
@@ -10,7 +10,8 @@ use mlxcel_abi::{DType, Result, Tensor, status};
 use mlxcel_backend_mlx::native::View;
 use mlxcel_backend_mlx::stream::Device;
 
-use super::{COUNTERS, State, is_half, is_plain, slot, small};
+use super::plan::Plan;
+use super::{State, is_half, is_plain, slot, small};
 use crate::driver::{Arguments, Shape};
 use crate::kernels::Text;
 
@@ -46,7 +47,7 @@ slot!(dequantize(w: *const QuantizedWeight, dtype: DType) |device, state| {
 });
 
 /// A weight that the kernels take, all leading axes as rows.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) struct Weight {
     pub(super) words: usize,
     pub(super) scales: usize,
@@ -160,7 +161,7 @@ fn quantized(
     if words.shape().len() != 2 {
         return Ok(None);
     }
-    if m > MOST_ROWS || !has_room(state, &w, m) {
+    if state.way(&w, m).is_none() && (m > MOST_ROWS || !has_room(state, &w, m)) {
         state.flush(&device)?;
         return through_expansion(device, state, args.x, &w, x.dtype);
     }
@@ -188,7 +189,7 @@ fn plain(device: Device<'_>, state: &mut State, a: Tensor, b: Tensor) -> Result<
         return Ok(None);
     };
     let m = x.len() / columns as usize;
-    if x.dtype != b.dtype || x.shape().len() < 2 || m > MOST_ROWS_PLAIN {
+    if x.dtype != b.dtype || x.shape().len() < 2 {
         return Ok(None);
     }
     let w = Weight {
@@ -200,7 +201,7 @@ fn plain(device: Device<'_>, state: &mut State, a: Tensor, b: Tensor) -> Result<
         rows: rows as usize,
         columns: columns as usize,
     };
-    if !has_room(state, &w, m) {
+    if state.way(&w, m).is_none() && (m > MOST_ROWS_PLAIN || !has_room(state, &w, m)) {
         return Ok(None);
     }
     multiply(&device, state, &x, &w, m, &held).map(Some)
@@ -208,7 +209,7 @@ fn plain(device: Device<'_>, state: &mut State, a: Tensor, b: Tensor) -> Result<
 
 /// Whether the device has the shared memory that the kernel for so many rows takes.
 fn has_room(state: &State, w: &Weight, m: usize) -> bool {
-    m <= FEW_ROWS || Plan::of(w, m, state.processors).shared_bytes <= state.most_shared_bytes
+    Plan::of(w, m, state.processors).shared_bytes <= state.most_shared_bytes
 }
 
 fn multiply(
@@ -220,8 +221,8 @@ fn multiply(
     held: &[Tensor],
 ) -> Result<Tensor> {
     let (t, out) = state.output(device, x.dtype, &with_last(x.shape(), w.rows))?;
-    if m <= FEW_ROWS {
-        state.defer_product(device, x, w, m, (t, out), held)?;
+    if let Some(way) = state.way(w, m) {
+        state.defer_product(device, x, w, (way, m), (t, out), held)?;
         return Ok(t);
     }
     state.flush(device)?;
@@ -262,56 +263,6 @@ fn multiply(
         )
     }?;
     Ok(t)
-}
-
-/// How `many_rows` divides a product.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Plan {
-    name: &'static str,
-    /// Along the result's columns and rows.
-    tiles: (usize, usize),
-    /// Along the sum.
-    splits: usize,
-    /// Steps of the sum in a split.
-    steps_each: usize,
-    shared_bytes: u32,
-}
-
-impl Plan {
-    /// Enough blocks to fill the device, but each with several steps.
-    fn of(w: &Weight, m: usize, processors: u32) -> Self {
-        const LEAST_STEPS: usize = 4;
-        const MOST_SPLITS: usize = 32;
-        const PROCESSOR_SHARED_BYTES: usize = 220 << 10;
-        let (name, rows_each) = match m {
-            0..=16 => ("many_rows_16", 16),
-            17..=32 => ("many_rows_32", 32),
-            _ => ("many_rows_64", 64),
-        };
-        let depth = if w.bits == 16 { 64 } else { 128 };
-        let bits = w.bits as usize;
-        let stage = 128 * depth * bits / 8 + rows_each * depth * 2;
-        let stages = if 4 * stage <= 72 << 10 { 4 } else { 3 };
-        let shared = (stages * stage).max(rows_each * 132 * 4);
-        let at_once = (PROCESSOR_SHARED_BYTES / (shared + 1024)).clamp(1, 8) * processors as usize;
-        let tiles = (w.rows.div_ceil(128), m.div_ceil(rows_each));
-        let steps = w.columns.div_ceil(depth);
-        let count = tiles.0 * tiles.1;
-        let wanted = (at_once / count)
-            .clamp(1, MOST_SPLITS)
-            .min((steps / LEAST_STEPS).max(1));
-        let wanted = if count <= COUNTERS { wanted } else { 1 };
-        // Scales are read for four steps at a time.
-        let together = if w.bits == 16 { 1 } else { 4 };
-        let steps_each = steps.div_ceil(wanted).next_multiple_of(together);
-        Self {
-            name,
-            tiles,
-            splits: steps.div_ceil(steps_each),
-            steps_each,
-            shared_bytes: shared as u32,
-        }
-    }
 }
 
 /// Expands the weight into memory that all such products share, and lets MLX multiply.
@@ -461,43 +412,4 @@ fn chosen(
     // SAFETY: indices come from the family, which keeps them in range as for MLX's own operation.
     unsafe { state.launch(w.text(), x.dtype, "few_rows_chosen", &launch, 0, arguments) }?;
     Ok(Some(t))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn weight(bits: u32, rows: usize, columns: usize) -> Weight {
-        Weight {
-            words: 0,
-            scales: 0,
-            biases: 0,
-            bits,
-            group_size: PLAIN_GROUP_SIZE,
-            rows,
-            columns,
-        }
-    }
-
-    #[test]
-    fn plans_cover_the_sum_and_fit_a_processor() {
-        for bits in [4, 8, 16] {
-            for (rows, columns) in [
-                (64, 64),
-                (1024, 4096),
-                (4096, 14336),
-                (128_256, 4096),
-                (100, 576),
-            ] {
-                for m in [9, 16, 17, 33, 64, 128] {
-                    let plan = Plan::of(&weight(bits, rows, columns), m, 132);
-                    let steps = columns.div_ceil(if bits == 16 { 64 } else { 128 });
-                    assert!(plan.splits * plan.steps_each >= steps, "{plan:?}");
-                    assert!((plan.splits - 1) * plan.steps_each < steps, "{plan:?}");
-                    assert!(plan.shared_bytes <= 227 << 10, "{plan:?}");
-                    assert!(plan.tiles.0 * 128 >= rows && plan.tiles.1 * 64 >= m.min(64));
-                }
-            }
-        }
-    }
 }

@@ -50,6 +50,7 @@ fn upload(device: Device<'_>, state: &mut State, args: &FromHostArgs) -> Result<
         device.release(t)?;
         return Err(error);
     }
+    state.pool.set_constant(address);
     if let Some(release) = args.release {
         // SAFETY: the slot's contract: called once, since this succeeds.
         unsafe { release(args.owner) };

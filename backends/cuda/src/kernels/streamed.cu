@@ -1,0 +1,346 @@
+// Products x w^T of one to four rows of x, at the speed at which the memory gives the weight.
+//
+// A block walks tiles of 16 rows of the weight; its warps share the sum over K. Each warp has a ring of its own in shared memory,
+// which the copy engine fills: pieces of 16 rows by one chunk of K, with their scales and biases. Nothing of it waits for the
+// launch before, so the next product's first pieces arrive while this one still runs.
+//
+// A value of few bits, as the lowest bits of a bf16, is that number times 2^-133: numbers of such small exponents lie evenly. So
+// quantised values go to the tensor core as they are, and rows of x are scaled by 2^64 instead (f16: 2^10 plus the value, and the
+// 2^10 is taken off at the start of each sum). Scales are applied to the sums of a group, biases to the sums of x in it.
+
+struct Streamed {
+  // Tensor maps of 128 bytes, one after another: weight and, where it is quantised, scales and biases.
+  const u8* maps[3];
+  u16* out[3];
+  int n[3];
+  // First tile of each weight.
+  int start[3];
+};
+
+// f(gate) * up; kinds as in the operation table: 1 SiLU, 2 GELU, 3 GELU by tanh, 4 ReLU.
+__device__ __forceinline__ float gated(float g, float u, int kind) {
+  if (kind == 1) {
+    return g / (1.0f + __expf(-g)) * u;
+  }
+  if (kind == 2) {
+    return 0.5f * g * (1.0f + erff(g * 0.70710678f)) * u;
+  }
+  if (kind == 3) {
+    return 0.5f * g * (1.0f + tanhf(0.79788456f * (g + 0.044715f * g * g * g))) * u;
+  }
+  return fmaxf(g, 0.0f) * u;
+}
+
+constexpr int kTileRows = 16;
+#if WEIGHT_BITS == 16
+constexpr int kGroups = 0, kPieceK = 128, kWeightBytes = kTileRows * kPieceK * 2, kScaleBytes = 0;
+#else
+constexpr int kGroups = 8, kPieceK = kGroups * GROUP_SIZE;
+constexpr int kWeightBytes = kTileRows * kPieceK * WEIGHT_BITS / 8, kScaleBytes = kTileRows * kGroups * 2;
+#endif
+// Pieces of 128 bytes of a row.
+constexpr int kLines = kWeightBytes / kTileRows / 128;
+constexpr int kWarps = STREAM_WARPS, kStages = STREAM_STAGES;
+
+// Which row of a half tile a lane has, so that lanes that read at once use different banks.
+__device__ __forceinline__ int row_of_lane(int in_tile) {
+  return WEIGHT_BITS == 4 ? ((in_tile & 3) << 1) | (in_tile >> 2) : ((in_tile & 1) << 2) | (in_tile >> 1);
+}
+
+__device__ __forceinline__ u32 word_of(const uint4& v, int i) {
+  return i == 0 ? v.x : i == 1 ? v.y : i == 2 ? v.z : v.w;
+}
+__device__ __forceinline__ u64 load_pair(u32 address) {
+  u64 v;
+  asm volatile("ld.shared.b64 %0, [%1];" : "=l"(v) : "r"(address));
+  return v;
+}
+__device__ __forceinline__ u32 load_word(u32 address) {
+  u32 v;
+  asm volatile("ld.shared.b32 %0, [%1];" : "=r"(v) : "r"(address));
+  return v;
+}
+
+#if F16
+// 2^10 with the value in its lowest bits; a value four bits higher counts sixteenfold.
+#define RAW(w, mask) (((w) & (mask)) | 0x64006400u)
+#else
+#define RAW(w, mask) ((w) & (mask))
+#endif
+
+// What x is multiplied by, and what undoes it. The second is of places that hold sixteenfold values.
+#if F16
+constexpr float kScaleX = 1.0f, kUndo = 1.0f;
+#else
+constexpr float kScaleX = 0x1p64f, kUndo = 0x1p69f;
+#endif
+
+__device__ __forceinline__ void mma_half(float (&d)[4], u32 a0, u32 a1, u32 b0) {
+  asm volatile("mma.sync.aligned.m16n8k8.row.col." MMA_TYPE " {%0,%1,%2,%3}, {%4,%5}, {%6}, {%0,%1,%2,%3};"
+               : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+               : "r"(a0), "r"(a1), "r"(b0));
+}
+
+// `waits`: the weight may be made by the launch before.
+// Bytes of shared memory: rings, scales and biases, barriers, x in the tensor core's order, sums of groups, parts of the result.
+// The host knows the same sum.
+template <bool GATED>
+__device__ __forceinline__ void streamed(const Streamed& all, const u16* x, u16* both, int k_total, int rows, int kind, int tiles, int waits) {
+  extern __shared__ __align__(1024) u8 memory[];
+  const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, quad = lane & 3, in_tile = lane >> 2;
+  u8* const rings = memory;
+  u8* const scale_rings = rings + kWarps * kStages * kWeightBytes;
+  u64* const barriers = reinterpret_cast<u64*>(scale_rings + kWarps * kStages * 2 * kScaleBytes);
+  u8* const xs = reinterpret_cast<u8*>(barriers + kWarps * kStages);
+  const int groups = kGroups * (k_total / kPieceK);
+  // Sums of x: [piece][8 columns][groups of a piece], halves and what they leave out; f16 also the start of each sum.
+  u16* const high = reinterpret_cast<u16*>(xs + static_cast<size_t>(rows) * k_total * 2);
+  u16* const low = high + groups * 8;
+  float* const starts = reinterpret_cast<float*>(low + groups * 8);
+  float* const parts = starts + (F16 ? groups * 8 : 0);
+  // [2][kWarps][16 rows of the tile][rows of x]
+  const int chunks = k_total / kPieceK;
+  const int own_tiles = (tiles - static_cast<int>(blockIdx.x) + gridDim.x - 1) / gridDim.x;
+  const u32 ring = shared_address(rings) + warp * kStages * kWeightBytes;
+  const u32 scale_ring = shared_address(scale_rings) + warp * kStages * 2 * kScaleBytes;
+  const u32 barrier = shared_address(barriers) + warp * kStages * 8;
+
+  // What is fetched next.
+  int tile = blockIdx.x, chunk = warp;
+  auto fetch = [&](int stage) {
+    while (chunk >= chunks) {
+      chunk -= chunks;
+      tile += gridDim.x;
+    }
+    if (tile >= tiles) {
+      return;
+    }
+    u32 to = ring + stage * kWeightBytes, done = barrier + stage * 8;
+    expect_bytes(done, kWeightBytes + 2 * kScaleBytes);
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      int i, row;
+      if constexpr (GATED) {
+        i = half, row = tile * 8;
+      } else {
+        i = tile >= all.start[2] ? 2 : tile >= all.start[1] ? 1 : 0;
+        row = (tile - (i == 0 ? 0 : all.start[i])) * 16 + half * 8;
+      }
+      const u8* map = i == 0 ? all.maps[0] : i == 1 ? all.maps[1] : all.maps[2];
+#pragma unroll
+      for (int line = 0; line < kLines; ++line) {
+        fetch_box_2(to + half * (kWeightBytes / 2) + line * 1024, map, (chunk * kLines + line) * (WEIGHT_BITS == 16 ? 64 : 32), row, done);
+      }
+      if constexpr (WEIGHT_BITS < 16) {
+        u32 scales = scale_ring + stage * 2 * kScaleBytes + half * (kScaleBytes / 2);
+        fetch_box_2(scales, map + 128, chunk * kGroups, row, done);
+        fetch_box_2(scales + kScaleBytes, map + 256, chunk * kGroups, row, done);
+      }
+    }
+    chunk += kWarps;
+  };
+  let_next_start();
+  if (waits) {
+    wait_for_inputs();
+  }
+  if (lane == 0) {
+    for (int i = 0; i < kStages; ++i) {
+      init_barrier(barrier + i * 8, 1);
+    }
+    fence_barriers();
+    for (int i = 0; i < kStages; ++i) {
+      fetch(i);
+    }
+  }
+  wait_for_inputs();
+  // x as the tensor core takes it, 16 bytes at a time: [k / 32 or 16][half][row][quad].
+  const int vectors = k_total / 8;
+  for (int i = threadIdx.x; i < rows * vectors; i += kWarps * 32) {
+    int row = i / vectors, at = i % vectors;
+    uint4 v = *reinterpret_cast<const uint4*>(x + static_cast<size_t>(row) * k_total + at * 8);
+    if constexpr (WEIGHT_BITS == 16) {
+      // 32 values of K at a time, a quad having 8 of them.
+      *reinterpret_cast<uint4*>(xs + ((at / 4 * rows + row) * 4 + at % 4) * 16) = v;
+    } else {
+      float f[8] = {low_float(v.x), high_float(v.x), low_float(v.y), high_float(v.y),
+                    low_float(v.z), high_float(v.z), low_float(v.w), high_float(v.w)};
+      constexpr float kPlain = kScaleX, kSixteenth = kScaleX / 16;
+      float sum = 0.0f, start = 0.0f;
+      u32 p[4];
+      if constexpr (WEIGHT_BITS == 4) {
+        p[0] = pack(f[0] * kPlain, f[4] * kPlain), p[1] = pack(f[1] * kSixteenth, f[5] * kSixteenth);
+        p[2] = pack(f[2] * kPlain, f[6] * kPlain), p[3] = pack(f[3] * kSixteenth, f[7] * kSixteenth);
+      } else {
+        p[0] = pack(f[0] * kPlain, f[2] * kPlain), p[1] = pack(f[1] * kPlain, f[3] * kPlain);
+        p[2] = pack(f[4] * kPlain, f[6] * kPlain), p[3] = pack(f[5] * kPlain, f[7] * kPlain);
+      }
+#pragma unroll
+      for (int j = 0; j < 8; ++j) {
+        sum += f[j];
+      }
+#if F16
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        start += low_float(p[j]) + high_float(p[j]);
+      }
+#endif
+      // A group of 16 neighbours in K and quad; 4 bits: 16 values a quad, so two vectors; 8 bits: also 16 values.
+      int block = at / 8, within = at % 8, q = within / 2, half = within % 2;
+      *reinterpret_cast<uint4*>(xs + (((block * 2 + half) * rows + row) * 4 + q) * 16) = make_uint4(p[0], p[1], p[2], p[3]);
+#pragma unroll
+      for (int step = 1; step < GROUP_SIZE / 8; step *= 2) {
+        sum += __shfl_xor_sync(0xFFFFFFFFu, sum, step);
+        start += __shfl_xor_sync(0xFFFFFFFFu, start, step);
+      }
+      constexpr int kPer = WEIGHT_BITS == 16 ? 1 : kGroups;
+      int group = at / (GROUP_SIZE / 8);
+      if (at % (GROUP_SIZE / 8) == 0) {
+        int place = (group / kPer * 8 + row) * kPer + group % kPer;
+        float mean = sum / GROUP_SIZE;
+        u16 rounded = from_float(mean);
+        high[place] = rounded;
+        low[place] = from_float(mean - to_float(rounded));
+#if F16
+        starts[group * 8 + row] = -1024.0f * start;
+#endif
+      }
+    }
+  }
+  __syncthreads();
+  const int column = min(in_tile, rows - 1), row = row_of_lane(in_tile);
+  const u32 x_at = shared_address(xs) + (column * 4 + quad) * 16, x_step = rows * 64;
+  int unit = warp, turn = 0;
+  u32 parity = 0;
+  for (int t = 0; t < own_tiles; ++t) {
+    float sums[4] = {}, by_bias[4] = {};
+    for (; unit < (t + 1) * chunks; unit += kWarps) {
+      const int piece = unit - t * chunks;
+      const u32 from = ring + turn * kWeightBytes, scales = scale_ring + turn * 2 * kScaleBytes;
+      wait_barrier(barrier + turn * 8, parity);
+      if constexpr (WEIGHT_BITS == 16) {
+#pragma unroll
+        for (int line = 0; line < kLines; ++line) {
+#pragma unroll
+          for (int part = 0; part < 2; ++part) {
+            u32 at = line * 1024 + row * 128 + (((part * 4 + quad) ^ row) << 4);
+            uint4 a = load_shared(from + at), b = load_shared(from + kWeightBytes / 2 + at);
+            uint4 v = load_shared(x_at + (piece * 4 + line * 2 + part) * x_step);
+            mma(sums, a.x, b.x, a.y, b.y, v.x, v.y);
+            mma(sums, a.z, b.z, a.w, b.w, v.z, v.w);
+          }
+        }
+      } else {
+        const u32 of_row = scales + row * kGroups * 2;
+        const uint4 s_upper = load_shared(of_row), s_lower = load_shared(of_row + kScaleBytes / 2);
+        {
+          u32 at = of_row + kScaleBytes + quad * 4;
+          u32 b0 = load_word(at), b1 = load_word(at + kScaleBytes / 2);
+          int place = (piece * 8 + column) * kGroups + quad * 2;
+          mma_half(by_bias, b0, b1, *reinterpret_cast<const u32*>(high + place));
+          mma_half(by_bias, b0, b1, *reinterpret_cast<const u32*>(low + place));
+        }
+#pragma unroll
+        for (int g = 0; g < kGroups; ++g) {
+          float acc[4];
+#if F16
+          float2 first = *reinterpret_cast<const float2*>(starts + (piece * kGroups + g) * 8 + quad * 2);
+          acc[0] = acc[2] = first.x, acc[1] = acc[3] = first.y;
+#else
+          acc[0] = acc[1] = acc[2] = acc[3] = 0.0f;
+#endif
+#pragma unroll
+          for (int block = 0; block < GROUP_SIZE / 64; ++block) {
+            const int k64 = g * (GROUP_SIZE / 64) + block;
+            const u32 vx = x_at + (piece * (kPieceK / 64) + k64) * 2 * x_step;
+            uint4 v0 = load_shared(vx), v1 = load_shared(vx + x_step);
+            if constexpr (WEIGHT_BITS == 4) {
+              u32 at = (k64 / 4) * 1024 + row * 128 + (((k64 % 4 * 2 + (quad >> 1)) ^ row) << 4) + (quad & 1) * 8;
+              u64 a = load_pair(from + at), b = load_pair(from + kWeightBytes / 2 + at);
+              u32 a0 = static_cast<u32>(a), a1 = static_cast<u32>(a >> 32), b0 = static_cast<u32>(b), b1 = static_cast<u32>(b >> 32);
+              mma(acc, RAW(a0, 0x000F000Fu), RAW(b0, 0x000F000Fu), RAW(a0, 0x00F000F0u), RAW(b0, 0x00F000F0u), v0.x, v0.y);
+              a0 >>= 8, b0 >>= 8;
+              mma(acc, RAW(a0, 0x000F000Fu), RAW(b0, 0x000F000Fu), RAW(a0, 0x00F000F0u), RAW(b0, 0x00F000F0u), v0.z, v0.w);
+              mma(acc, RAW(a1, 0x000F000Fu), RAW(b1, 0x000F000Fu), RAW(a1, 0x00F000F0u), RAW(b1, 0x00F000F0u), v1.x, v1.y);
+              a1 >>= 8, b1 >>= 8;
+              mma(acc, RAW(a1, 0x000F000Fu), RAW(b1, 0x000F000Fu), RAW(a1, 0x00F000F0u), RAW(b1, 0x00F000F0u), v1.z, v1.w);
+            } else {
+              u32 at = (k64 / 2) * 1024 + row * 128 + (((k64 % 2 * 4 + quad) ^ row) << 4);
+              uint4 a = load_shared(from + at), b = load_shared(from + kWeightBytes / 2 + at);
+              mma(acc, RAW(a.x, 0x00FF00FFu), RAW(b.x, 0x00FF00FFu), RAW(a.x >> 8, 0x00FF00FFu), RAW(b.x >> 8, 0x00FF00FFu), v0.x, v0.y);
+              mma(acc, RAW(a.y, 0x00FF00FFu), RAW(b.y, 0x00FF00FFu), RAW(a.y >> 8, 0x00FF00FFu), RAW(b.y >> 8, 0x00FF00FFu), v0.z, v0.w);
+              mma(acc, RAW(a.z, 0x00FF00FFu), RAW(b.z, 0x00FF00FFu), RAW(a.z >> 8, 0x00FF00FFu), RAW(b.z >> 8, 0x00FF00FFu), v1.x, v1.y);
+              mma(acc, RAW(a.w, 0x00FF00FFu), RAW(b.w, 0x00FF00FFu), RAW(a.w >> 8, 0x00FF00FFu), RAW(b.w >> 8, 0x00FF00FFu), v1.z, v1.w);
+            }
+          }
+          const u32 u = word_of(s_upper, g / 2), l = word_of(s_lower, g / 2);
+          const float upper = g % 2 ? high_float(u) : low_float(u), lower = g % 2 ? high_float(l) : low_float(l);
+          sums[0] = fmaf(acc[0], upper, sums[0]);
+          sums[1] = fmaf(acc[1], upper, sums[1]);
+          sums[2] = fmaf(acc[2], lower, sums[2]);
+          sums[3] = fmaf(acc[3], lower, sums[3]);
+        }
+      }
+      __syncwarp();
+      if (lane == 0) {
+        fetch(turn);
+      }
+      if (++turn == kStages) {
+        turn = 0;
+        parity ^= 1;
+      }
+    }
+    float* own = parts + ((t & 1) * kWarps + warp) * 16 * rows;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      int c = quad * 2 + (i & 1), r = row + (i >> 1) * 8;
+      if (c < rows) {
+        own[r * rows + c] = WEIGHT_BITS == 16 ? sums[i] : fmaf(by_bias[i], static_cast<float>(GROUP_SIZE), sums[i] * kUndo);
+      }
+    }
+    __syncthreads();
+    // One warp adds the parts; the others go on with the next tile.
+    if (warp != t % kWarps) {
+      continue;
+    }
+    const float* from = parts + (t & 1) * kWarps * 16 * rows;
+    const int made = blockIdx.x + t * gridDim.x;
+    auto total = [&](int r, int c) {
+      float sum = 0.0f;
+#pragma unroll
+      for (int part = 0; part < kWarps; ++part) {
+        sum += from[(part * 16 + r) * rows + c];
+      }
+      return sum;
+    };
+    if constexpr (GATED) {
+      for (int i = lane; i < 8 * rows; i += 32) {
+        int r = i % 8, c = i / 8, at = made * 8 + r;
+        if (at < all.n[0]) {
+          size_t place = static_cast<size_t>(c) * all.n[0] + at;
+          u16 gate = from_float(total(r, c)), up = from_float(total(r + 8, c));
+          all.out[0][place] = gate;
+          all.out[1][place] = up;
+          both[place] = from_float(gated(to_float(gate), to_float(up), kind));
+        }
+      }
+    } else {
+      int i = made >= all.start[2] ? 2 : made >= all.start[1] ? 1 : 0;
+      int first = (made - (i == 0 ? 0 : all.start[i])) * 16, n = all.n[i];
+      for (int j = lane; j < 16 * rows; j += 32) {
+        int r = j % 16, c = j / 16;
+        if (first + r < n) {
+          all.out[i][static_cast<size_t>(c) * n + first + r] = from_float(total(r, c));
+        }
+      }
+    }
+  }
+}
+
+extern "C" __global__ void __launch_bounds__(kWarps * 32) stream_rows(
+    const __grid_constant__ Streamed all, const u16* x, int k, int rows, int tiles, int waits) {
+  streamed<false>(all, x, nullptr, k, rows, 0, tiles, waits);
+}
+extern "C" __global__ void __launch_bounds__(kWarps * 32) stream_gated(
+    const __grid_constant__ Streamed all, const u16* x, u16* both, int k, int rows, int kind, int tiles, int waits) {
+  streamed<true>(all, x, both, k, rows, kind, tiles, waits);
+}

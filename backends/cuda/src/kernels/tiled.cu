@@ -1,0 +1,314 @@
+// Products x w^T of several rows of x, on the tensor cores of compute capability 9.0.
+//
+// A block makes tiles of 64 rows of the weight a warpgroup, by COLUMNS rows of x. One warp has the copy engine bring pieces of the
+// weight and of x; the warpgroups expand the weight's values in registers, where they are the first operand of the product. Blocks
+// share all pieces of all tiles evenly: where a tile is divided, whoever comes last adds its parts.
+//
+// A value of few bits, as the lowest bits of a bf16, is that number times 2^-133, so one fused multiply-add gives the weight: scale
+// times 2^120 and bias times 2^-13, which the result is multiplied with at the end.
+
+struct Tiled {
+  const u8* maps[3];
+  const u16* scales[3];
+  const u16* biases[3];
+  u16* out[3];
+  int n[3];
+  int start[3];
+};
+struct alignas(64) Map {
+  u64 words[16];
+};
+
+constexpr int kTeams = TILE_TEAMS, kTileRows = 64 * kTeams, kThreads = 128 * kTeams + 32;
+// A piece: 128 bytes of each row.
+constexpr int kPieceK = 1024 / WEIGHT_BITS, kBlocks = kPieceK / 64, kWeightBytes = kTileRows * 128;
+
+#if WEIGHT_BITS < 16
+constexpr int kPieceGroups = kPieceK / GROUP_SIZE;
+// Scales or biases of a row in a piece.
+struct alignas(2 * kPieceGroups) RowScales {
+  u16 v[kPieceGroups];
+};
+
+// Scale and bias of a group as the expansion takes them.
+__device__ __forceinline__ void prepare(u16 scale, u16 bias, u32& s, u32& b) {
+  u32 two = __byte_perm(scale, 0, 0x1010), also = __byte_perm(bias, 0, 0x1010);
+#if F16
+  s = two, b = also;
+#else
+  // 2^120 and, for values that stand four bits higher, 2^116; 2^-13.
+  s = mul2(two, WEIGHT_BITS == 4 ? 0x79807B80u : 0x7B807B80u);
+  b = mul2(also, 0x39003900u);
+#endif
+}
+
+// Two values of a word to two weights. `pick` says which byte (two bytes) of the word.
+__device__ __forceinline__ u32 expand(u32 w, u32 other, u32 pick, u32 s, u32 b) {
+  u32 v = __byte_perm(w, other, pick);
+#if WEIGHT_BITS == 4
+#if F16
+  return fma2(fma2((v & 0x00F0000Fu) | 0x64006400u, 0x2C003C00u, 0xD400E400u), s, b);
+#else
+  return fma2(v & 0x00F0000Fu, s, b);
+#endif
+#else
+#if F16
+  return fma2(fma2((v & 0x00FF00FFu) | 0x64006400u, 0x3C003C00u, 0xE400E400u), s, b);
+#else
+  return fma2(v & 0x00FF00FFu, s, b);
+#endif
+#endif
+}
+#endif
+
+#if F16 || WEIGHT_BITS == 16
+constexpr float kUndo = 1.0f;
+#else
+constexpr float kUndo = 0x1p13f;
+#endif
+
+template <int COLUMNS, int STAGES>
+__device__ __forceinline__ void tiled(
+    const Tiled& all, const Map& x_map, float* scratch, u32* counters, int k_total, int rows, int tiles, int waits) {
+  constexpr int kStageBytes = kWeightBytes + COLUMNS * kPieceK * 2;
+  // Blocks of the weight that are expanded at a time; with more columns there are no registers for two.
+  constexpr int kNumbers = COLUMNS / 2, kBuffers = COLUMNS > 64 ? 1 : 2;
+  extern __shared__ __align__(1024) u8 memory[];
+  const u32 stages = shared_address(memory), full = stages + STAGES * kStageBytes, empty = full + STAGES * 8;
+  __shared__ int is_last;
+  const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
+  const int chunks = k_total / kPieceK, first_x = blockIdx.y * COLUMNS;
+  const u32 total = tiles * chunks, blocks = gridDim.x;
+  const int begin = blockIdx.x * total / blocks, end = (blockIdx.x + 1) * total / blocks;
+  let_next_start();
+  if (threadIdx.x == 0) {
+    for (int i = 0; i < STAGES; ++i) {
+      init_barrier(full + i * 8, 1);
+      init_barrier(empty + i * 8, kTeams);
+    }
+    fence_barriers();
+  }
+  __syncthreads();
+  if (warp >= 4 * kTeams) {
+    if (lane != 0) {
+      return;
+    }
+    if (waits) {
+      wait_for_inputs();
+    }
+    auto fetch_weight = [&](int unit, int stage) {
+      int tile = unit / chunks, chunk = unit % chunks;
+      int i = tile >= all.start[2] ? 2 : tile >= all.start[1] ? 1 : 0;
+      int row = (tile - (i == 0 ? 0 : all.start[i])) * kTileRows;
+      const u8* map = i == 0 ? all.maps[0] : i == 1 ? all.maps[1] : all.maps[2];
+      expect_bytes(full + stage * 8, kStageBytes);
+      fetch_box_2(stages + stage * kStageBytes, map, chunk * (WEIGHT_BITS == 16 ? 64 : 32), row, full + stage * 8);
+    };
+    auto fetch_x = [&](int unit, int stage) {
+      int chunk = unit % chunks;
+#pragma unroll
+      for (int block = 0; block < kBlocks; ++block) {
+        fetch_box_2(stages + stage * kStageBytes + kWeightBytes + block * COLUMNS * 128, &x_map, chunk * kPieceK + block * 64, first_x,
+                    full + stage * 8);
+      }
+    };
+    for (int i = 0; i < STAGES && begin + i < end; ++i) {
+      fetch_weight(begin + i, i);
+    }
+    wait_for_inputs();
+    for (int i = 0; i < STAGES && begin + i < end; ++i) {
+      fetch_x(begin + i, i);
+    }
+    int stage = 0;
+    u32 parity = 0;
+    for (int unit = begin + STAGES; unit < end; ++unit) {
+      wait_barrier(empty + stage * 8, parity);
+      fetch_weight(unit, stage);
+      fetch_x(unit, stage);
+      if (++stage == STAGES) {
+        stage = 0;
+        parity ^= 1;
+      }
+    }
+    return;
+  }
+  const int team = warp / 4, quad = lane & 3, in_tile = lane >> 2;
+  const int own_row = team * 64 + warp % 4 * 16 + in_tile;
+  int stage = 0;
+  u32 parity = 0;
+  for (int unit = begin; unit < end;) {
+    const int tile = unit / chunks, until = min(end, (tile + 1) * chunks);
+    const bool from_start = unit == tile * chunks;
+    const int which = tile >= all.start[2] ? 2 : tile >= all.start[1] ? 1 : 0;
+    const int n = which == 0 ? all.n[0] : which == 1 ? all.n[1] : all.n[2];
+    const int first = (tile - (which == 0 ? 0 : which == 1 ? all.start[1] : all.start[2])) * kTileRows;
+    float sums[kNumbers];
+    int before = -1;
+#if WEIGHT_BITS < 16
+    const int groups = k_total / GROUP_SIZE;
+    const u16* scales = which == 0 ? all.scales[0] : which == 1 ? all.scales[1] : all.scales[2];
+    const u16* biases = which == 0 ? all.biases[0] : which == 1 ? all.biases[1] : all.biases[2];
+    const size_t upper = static_cast<size_t>(min(first + own_row, n - 1)) * groups;
+    const size_t lower = static_cast<size_t>(min(first + own_row + 8, n - 1)) * groups;
+    RowScales next[4];
+    auto load_scales = [&](int at) {
+      int g = (at - tile * chunks) * kPieceGroups;
+      next[0] = *reinterpret_cast<const RowScales*>(scales + upper + g);
+      next[1] = *reinterpret_cast<const RowScales*>(scales + lower + g);
+      next[2] = *reinterpret_cast<const RowScales*>(biases + upper + g);
+      next[3] = *reinterpret_cast<const RowScales*>(biases + lower + g);
+    };
+    load_scales(unit);
+#endif
+    int adds = 0;
+    for (; unit < until; ++unit) {
+      const u32 w = stages + stage * kStageBytes, xs = w + kWeightBytes;
+#if WEIGHT_BITS < 16
+      RowScales now[4] = {next[0], next[1], next[2], next[3]};
+      if (unit + 1 < until) {
+        load_scales(unit + 1);
+      }
+      wait_barrier(full + stage * 8, parity);
+      u32 a[kBuffers][4][4];
+      // The next block's words are on their way while this one's are expanded.
+      constexpr int kUnits = WEIGHT_BITS / 2;
+      uint4 raw[2][kUnits];
+      auto load = [&](int block) {
+#pragma unroll
+        for (int i = 0; i < kUnits; ++i) {
+          u32 at = w + own_row * 128 + (((block * kUnits + i) ^ in_tile) << 4);
+          raw[0][i] = load_shared(at), raw[1][i] = load_shared(at + 1024);
+        }
+      };
+      load(0);
+#pragma unroll
+      for (int block = 0; block < kBlocks; ++block) {
+        u32 (&own)[4][4] = a[block % kBuffers];
+        group_wait<kBuffers - 1>();
+        if (block == kBuffers - 1 && before >= 0) {
+          if ((threadIdx.x & 127) == 0) {
+            arrive(empty + before * 8);
+          }
+        }
+        constexpr int kRuns = GROUP_SIZE == 32 ? 2 : 1, kSlabs = 4 / kRuns;
+#pragma unroll
+        for (int run = 0; run < kRuns; ++run) {
+          u32 s[2], b[2];
+          const int g = block * 64 / GROUP_SIZE + run;
+          prepare(now[0].v[g], now[2].v[g], s[0], b[0]);
+          prepare(now[1].v[g], now[3].v[g], s[1], b[1]);
+#pragma unroll
+          for (int i = run * kSlabs; i < (run + 1) * kSlabs; ++i) {
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+#if WEIGHT_BITS == 4
+              const u32 pick = 0x4040u + quad * 0x0101u;
+              const uint4& v = raw[half][i / 2];
+              own[i][half] = expand(i % 2 ? v.z : v.x, 0, pick, s[half], b[half]);
+              own[i][2 + half] = expand(i % 2 ? v.w : v.y, 0, pick, s[half], b[half]);
+#else
+              const u32 pick = 0x1100u + quad * 0x2222u;
+              const uint4& v = raw[half][i];
+              own[i][half] = expand(v.x, v.y, pick, s[half], b[half]);
+              own[i][2 + half] = expand(v.z, v.w, pick, s[half], b[half]);
+#endif
+            }
+          }
+        }
+        if (block + 1 < kBlocks) {
+          load(block + 1);
+        }
+        group_begin();
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          multiply(sums, own[i], rows_descriptor(xs + block * COLUMNS * 128 + i * 32), adds);
+          adds = 1;
+        }
+        group_commit();
+      }
+#else
+      wait_barrier(full + stage * 8, parity);
+      group_begin();
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        multiply(sums, rows_descriptor(w + team * 8192 + i * 32), rows_descriptor(xs + i * 32), adds);
+        adds = 1;
+      }
+      group_commit();
+      group_wait<1>();
+      if (before >= 0 && (threadIdx.x & 127) == 0) {
+        arrive(empty + before * 8);
+      }
+#endif
+      before = stage;
+      if (++stage == STAGES) {
+        stage = 0;
+        parity ^= 1;
+      }
+    }
+    group_wait<0>();
+    if ((threadIdx.x & 127) == 0) {
+      arrive(empty + before * 8);
+    }
+    wait_for_inputs();
+    const bool is_whole = from_start && unit == (tile + 1) * chunks;
+    if (!is_whole) {
+      // Parts of a tile lie two to a block: of the tile that the block before began, and of the one that it begins.
+      const int contributor = ((tile * chunks + 1) * blocks - 1) / total, last = ((tile + 1) * chunks * blocks - 1) / total;
+      const size_t part = static_cast<size_t>(kTileRows) * COLUMNS;
+      float* base = scratch + blockIdx.y * blocks * 2 * part;
+      float* to = base + (blockIdx.x * 2 + from_start) * part + threadIdx.x * 2;
+#pragma unroll
+      for (int i = 0; i < kNumbers / 2; ++i) {
+        *reinterpret_cast<float2*>(to + i * kTeams * 256) = make_float2(sums[2 * i], sums[2 * i + 1]);
+      }
+      __threadfence();
+      asm volatile("bar.sync 1, %0;" ::"n"(128 * kTeams) : "memory");
+      u32* counter = counters + blockIdx.y * tiles + tile;
+      if (threadIdx.x == 0) {
+        is_last = atomicAdd(counter, 1u) == static_cast<u32>(last - contributor);
+      }
+      asm volatile("bar.sync 1, %0;" ::"n"(128 * kTeams) : "memory");
+      if (!is_last) {
+        continue;
+      }
+      __threadfence();
+      for (int b = contributor; b <= last; ++b) {
+        const float* from = base + (b * 2 + (b == contributor)) * part + threadIdx.x * 2;
+#pragma unroll
+        for (int i = 0; i < kNumbers / 2; ++i) {
+          float2 v = __ldcg(reinterpret_cast<const float2*>(from + i * kTeams * 256));
+          sums[2 * i] = b == contributor ? v.x : sums[2 * i] + v.x;
+          sums[2 * i + 1] = b == contributor ? v.y : sums[2 * i + 1] + v.y;
+        }
+      }
+      if (threadIdx.x == 0) {
+        *counter = 0;
+      }
+    }
+    u16* out = which == 0 ? all.out[0] : which == 1 ? all.out[1] : all.out[2];
+#pragma unroll
+    for (int j = 0; j < kNumbers / 4; ++j) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        int c = first_x + j * 8 + quad * 2 + (i & 1), r = first + own_row + (i >> 1) * 8;
+        if (c < rows && r < n) {
+          out[static_cast<size_t>(c) * n + r] = from_float(sums[4 * j + i] * kUndo);
+        }
+      }
+    }
+  }
+}
+
+#define TILED(COLUMNS)                                                                                                       \
+  extern "C" __global__ void __launch_bounds__(kThreads, 1) tiled_##COLUMNS(                                                 \
+      const __grid_constant__ Tiled all, const __grid_constant__ Map x_map, float* scratch, u32* counters, int k, int rows, \
+      int tiles, int waits) {                                                                                          \
+    constexpr int kStage = kWeightBytes + COLUMNS * kPieceK * 2, kFit = TILE_BYTES / kStage;                                 \
+    tiled<COLUMNS, (kFit > 12 ? 12 : kFit)>(all, x_map, scratch, counters, k, rows, tiles, waits);                     \
+  }
+TILED(8)
+TILED(16)
+TILED(32)
+TILED(64)
+TILED(128)

@@ -1,0 +1,290 @@
+//! Which kernel makes a product, and how it is divided.
+
+use super::maps::STREAM_GROUPS;
+use super::products::{FEW_ROWS, Weight};
+use super::{COUNTERS, State};
+use crate::kernels::{
+    ENGINE_ARCHITECTURE, GROUP_ARCHITECTURE, STREAM_WARPS, TILE_BYTES, TILE_TEAMS,
+};
+
+/// Rows that `stream_rows` takes, and bytes of them that leave room for two blocks on a multiprocessor.
+const STREAM_ROWS: usize = 4;
+const STREAM_ROW_BYTES: usize = 64 << 10;
+/// Shared memory of a block that two of find on a multiprocessor.
+const HALF_SHARED_BYTES: u32 = 112 << 10;
+/// Rows up to which `tiled` is faster than expanding the weight for MLX's product, and than MLX's product with a plain weight.
+const TILE_ROWS: usize = 256;
+const TILE_ROWS_PLAIN: usize = 128;
+/// Columns that `tiled` is compiled for.
+const TILE_COLUMNS: [(usize, &str); 5] = [
+    (8, "tiled_8"),
+    (16, "tiled_16"),
+    (32, "tiled_32"),
+    (64, "tiled_64"),
+    (128, "tiled_128"),
+];
+
+/// A kernel for products of one input, which several weights may share.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Way {
+    /// `stream_rows`, `stream_gated`.
+    Stream,
+    /// `few_rows`, `few_rows_gated`.
+    Few,
+    /// `tiled`.
+    Tiles,
+}
+
+impl State {
+    /// The kernel for `rows` rows of x, or none of these.
+    pub(super) fn way(&self, w: &Weight, rows: usize) -> Option<Way> {
+        if self.architecture >= ENGINE_ARCHITECTURE && self.streams(w, rows) {
+            return Some(Way::Stream);
+        }
+        let tiles = self.architecture == GROUP_ARCHITECTURE && tiles(w, rows);
+        // Expanding weights of 4 bits costs as much for one row as for many, and `few_rows` is the better at hiding it.
+        let few = rows <= FEW_ROWS;
+        if tiles && !(few && (w.bits == 4 || rows <= STREAM_ROWS)) {
+            return Some(Way::Tiles);
+        }
+        few.then_some(Way::Few)
+    }
+
+    fn streams(&self, w: &Weight, rows: usize) -> bool {
+        rows <= STREAM_ROWS
+            && matches!(w.group_size, 64 | 128)
+            && w.columns.is_multiple_of(Stream::piece(w))
+            && has_aligned_groups(w)
+            && (rows == 1 || rows * w.columns * 2 <= STREAM_ROW_BYTES)
+            && Stream::of(w, rows, true).shared_bytes <= self.most_shared_bytes
+    }
+}
+
+/// Scales and biases begin at a multiple of 16 bytes.
+fn has_aligned_groups(w: &Weight) -> bool {
+    w.bits == 16 || (w.scales | w.biases).is_multiple_of(16)
+}
+
+fn tiles(w: &Weight, rows: usize) -> bool {
+    let most = if w.bits == 16 {
+        TILE_ROWS_PLAIN
+    } else {
+        TILE_ROWS
+    };
+    rows <= most && w.columns.is_multiple_of(tile_piece(w)) && has_aligned_groups(w)
+}
+
+/// How `stream_rows` divides a product.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Stream {
+    pub(super) stages: u32,
+    pub(super) shared_bytes: u32,
+    /// Blocks on a multiprocessor.
+    pub(super) blocks_each: u32,
+}
+
+impl Stream {
+    /// Values of a row in a piece.
+    fn piece(w: &Weight) -> usize {
+        if w.bits == 16 {
+            128
+        } else {
+            STREAM_GROUPS * w.group_size as usize
+        }
+    }
+
+    pub(super) fn stages_of(w: &Weight) -> u32 {
+        if w.bits == 16 { 3 } else { 2 }
+    }
+
+    /// As the kernel lays out its shared memory.
+    pub(super) fn of(w: &Weight, rows: usize, is_f16: bool) -> Self {
+        const TILE: usize = 16;
+        let stages = Self::stages_of(w);
+        let (scale_bytes, groups) = if w.bits == 16 {
+            (0, 0)
+        } else {
+            (
+                2 * TILE * STREAM_GROUPS * 2,
+                w.columns / w.group_size as usize,
+            )
+        };
+        let stage = TILE * Self::piece(w) * w.bits as usize / 8 + scale_bytes + size_of::<u64>();
+        let sums = groups * 8 * if is_f16 { 8 } else { 4 };
+        let parts = 2 * STREAM_WARPS * TILE * rows * size_of::<f32>();
+        let bytes = STREAM_WARPS * stages as usize * stage + rows * w.columns * 2 + sums + parts;
+        let shared_bytes = bytes as u32;
+        Self {
+            stages,
+            shared_bytes,
+            blocks_each: if shared_bytes <= HALF_SHARED_BYTES {
+                2
+            } else {
+                1
+            },
+        }
+    }
+}
+
+/// Values of a row in a piece of `tiled`: 128 bytes.
+fn tile_piece(w: &Weight) -> usize {
+    1024 / w.bits as usize
+}
+
+/// How `tiled` divides products of one input.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Tiles {
+    pub(super) name: &'static str,
+    /// Rows of x in a tile.
+    pub(super) columns: usize,
+    pub(super) blocks: usize,
+    pub(super) columns_of_tiles: usize,
+    pub(super) shared_bytes: u32,
+    pub(super) scratch_bytes: usize,
+}
+
+impl Tiles {
+    /// Rows of the weight in a tile.
+    pub(super) const ROWS: usize = 64 * TILE_TEAMS;
+
+    /// `tiles` along the rows of all weights. None where they are more than can be counted.
+    pub(super) fn of(w: &Weight, rows: usize, tiles: usize, processors: u32) -> Option<Self> {
+        const MOST_STAGES: usize = 12;
+        let (columns, name) = TILE_COLUMNS
+            .into_iter()
+            .find(|(columns, _)| rows <= *columns)
+            .unwrap_or((128, "tiled_128"));
+        let piece = tile_piece(w);
+        let stage = Self::ROWS * 128 + columns * piece * 2;
+        let stages = (TILE_BYTES / stage).min(MOST_STAGES);
+        let columns_of_tiles = rows.div_ceil(columns);
+        let blocks = (processors as usize).min(tiles * (w.columns / piece));
+        (columns_of_tiles * tiles <= COUNTERS).then_some(Self {
+            name,
+            columns,
+            blocks,
+            columns_of_tiles,
+            shared_bytes: (stages * (stage + 16)) as u32,
+            scratch_bytes: columns_of_tiles * blocks * 2 * Self::ROWS * columns * size_of::<f32>(),
+        })
+    }
+}
+
+/// How `many_rows` divides a product.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Plan {
+    pub(super) name: &'static str,
+    /// Along the result's columns and rows.
+    pub(super) tiles: (usize, usize),
+    /// Along the sum.
+    pub(super) splits: usize,
+    /// Steps of the sum in a split.
+    pub(super) steps_each: usize,
+    pub(super) shared_bytes: u32,
+}
+
+impl Plan {
+    /// Enough blocks to fill the device, but each with several steps.
+    pub(super) fn of(w: &Weight, m: usize, processors: u32) -> Self {
+        const LEAST_STEPS: usize = 4;
+        const MOST_SPLITS: usize = 32;
+        const PROCESSOR_SHARED_BYTES: usize = 220 << 10;
+        let (name, rows_each) = match m {
+            0..=16 => ("many_rows_16", 16),
+            17..=32 => ("many_rows_32", 32),
+            _ => ("many_rows_64", 64),
+        };
+        let depth = if w.bits == 16 { 64 } else { 128 };
+        let bits = w.bits as usize;
+        let stage = 128 * depth * bits / 8 + rows_each * depth * 2;
+        let stages = if 4 * stage <= 72 << 10 { 4 } else { 3 };
+        let shared = (stages * stage).max(rows_each * 132 * 4);
+        let at_once = (PROCESSOR_SHARED_BYTES / (shared + 1024)).clamp(1, 8) * processors as usize;
+        let tiles = (w.rows.div_ceil(128), m.div_ceil(rows_each));
+        let steps = w.columns.div_ceil(depth);
+        let count = tiles.0 * tiles.1;
+        let wanted = (at_once / count)
+            .clamp(1, MOST_SPLITS)
+            .min((steps / LEAST_STEPS).max(1));
+        let wanted = if count <= COUNTERS { wanted } else { 1 };
+        // Scales are read for four steps at a time.
+        let together = if w.bits == 16 { 1 } else { 4 };
+        let steps_each = steps.div_ceil(wanted).next_multiple_of(together);
+        Self {
+            name,
+            tiles,
+            splits: steps.div_ceil(steps_each),
+            steps_each,
+            shared_bytes: shared as u32,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PLAIN_GROUP_SIZE: u32 = 64;
+
+    fn weight(bits: u32, rows: usize, columns: usize) -> Weight {
+        Weight {
+            words: 0,
+            scales: 0,
+            biases: 0,
+            bits,
+            group_size: PLAIN_GROUP_SIZE,
+            rows,
+            columns,
+        }
+    }
+
+    #[test]
+    fn plans_cover_the_sum_and_fit_a_processor() {
+        for bits in [4, 8, 16] {
+            for (rows, columns) in [
+                (64, 64),
+                (1024, 4096),
+                (4096, 14336),
+                (128_256, 4096),
+                (100, 576),
+            ] {
+                for m in [9, 16, 17, 33, 64, 128] {
+                    let plan = Plan::of(&weight(bits, rows, columns), m, 132);
+                    let steps = columns.div_ceil(if bits == 16 { 64 } else { 128 });
+                    assert!(plan.splits * plan.steps_each >= steps, "{plan:?}");
+                    assert!((plan.splits - 1) * plan.steps_each < steps, "{plan:?}");
+                    assert!(plan.shared_bytes <= 227 << 10, "{plan:?}");
+                    assert!(plan.tiles.0 * 128 >= rows && plan.tiles.1 * 64 >= m.min(64));
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn tiles_fit_a_processor_and_are_counted() {
+        for bits in [4, 8, 16] {
+            for (rows, columns) in [(64, 1024), (4096, 14336), (128_256, 4096)] {
+                for m in [1, 9, 33, 128, 256] {
+                    let count = rows_of_tiles(rows);
+                    let plan = Tiles::of(&weight(bits, rows, columns), m, count, 132).unwrap();
+                    assert!(plan.shared_bytes <= 225 << 10, "{plan:?}");
+                    assert!(plan.shared_bytes >= 2 * (128 * 128), "{plan:?}");
+                    assert!(plan.columns * plan.columns_of_tiles >= m, "{plan:?}");
+                }
+            }
+        }
+    }
+
+    fn rows_of_tiles(rows: usize) -> usize {
+        rows.div_ceil(Tiles::ROWS)
+    }
+
+    #[test]
+    fn two_blocks_of_one_row_fit_a_processor() {
+        for bits in [4, 16] {
+            let plan = Stream::of(&weight(bits, 4096, 4096), 1, false);
+            assert_eq!(plan.blocks_each, 2, "{plan:?}");
+        }
+        assert_eq!(Stream::of(&weight(8, 4096, 4096), 1, false).blocks_each, 1);
+    }
+}
