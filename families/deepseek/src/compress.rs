@@ -1,11 +1,14 @@
 //! Compressed keys (DeepSeek-V4, section 2.3): every `rate` positions give one key, a mean of
 //! projections of their rows, weighted feature by feature. In the overlapping form a group's key also
 //! takes in the group before it, through projections of its own.
+//!
+//! A key is made once, in the step that has the last row of its group; projections of the rows before
+//! come from the sequence's state.
 
-use mlxcel_sdk::abi::kinds::scatter;
 use mlxcel_sdk::nn::{Linear, RmsNorm, Rope};
 use mlxcel_sdk::prelude::*;
 
+use crate::recent::{Ends, StepRows};
 use crate::routing::in_f32;
 
 /// Rotates the last features of `[T, N, D]`, as many as the embedding has.
@@ -33,9 +36,7 @@ pub(crate) struct Compressor {
     norm: RmsNorm,
     rope: Rope,
     rotated: usize,
-    rate: usize,
-    width: usize,
-    overlapping: bool,
+    shape: CompressorConfig,
 }
 
 /// Shape of a compressor.
@@ -54,9 +55,14 @@ impl CompressorConfig {
         self.width * (1 + usize::from(self.overlapping))
     }
 
-    /// Columns that a row leaves in the cache.
-    pub(crate) fn cached(&self) -> usize {
-        2 * self.columns()
+    /// Positions that one key takes in.
+    fn reach(&self) -> usize {
+        self.rate * (1 + usize::from(self.overlapping))
+    }
+
+    /// What a sequence keeps: the projections of the rows that a key may still need.
+    pub(crate) fn state(&self) -> StateDesc {
+        StateDesc::f32(&[(self.reach() - 1).max(1), 2 * self.columns()])
     }
 }
 
@@ -76,76 +82,80 @@ impl Compressor {
             norm: RmsNorm::load(&weights.at("norm"), config.width, config.eps)?,
             rope: rope.clone(),
             rotated,
-            rate,
-            width: config.width,
-            overlapping: config.overlapping,
+            shape: config,
         })
     }
 
-    /// What rows `[T, H]` leave in the cache: `[T, 2 columns]`.
-    pub(crate) fn project(&self, x: &Tensor) -> Result<Tensor> {
-        let (kv, gate) = (self.kv.forward(x)?, self.gate.forward(x)?);
-        Tensor::concat(x.backend(), &[&kv, &gate], 1)
+    /// Keys of the groups that rows `[T, H]` end, `[T, width]`, zeros at rows that end none; and the state
+    /// after them, from the state before.
+    pub(crate) fn forward(
+        &self,
+        x: &Tensor,
+        kept: &Tensor,
+        rows: &StepRows,
+        ends: &Ends,
+    ) -> Result<(Tensor, Tensor)> {
+        let projections = [&self.kv.forward(x)?, &self.gate.forward(x)?];
+        let projected = Tensor::concat(x.backend(), &projections, 1)?.cast(DType::F32)?; // [T, 2 columns]
+        let at = (&ends.rows, &ends.sequences);
+        let seen = rows.before(kept, &projected, at, self.shape.reach() as i64)?; // [G, reach, 2 columns]
+        let keys = self.keys(&seen, &ends.positions, x.dtype()?)?;
+        Ok((ends.spread(&keys)?, rows.kept_after(kept, &projected)?))
     }
 
-    /// Keys of all groups of every sequence, `[S, N, width]`, from what all their rows left,
-    /// `[S, L, 2 columns]`. A group that is not full has a key that nobody may see.
-    pub(crate) fn keys(&self, left: &Tensor) -> Result<Tensor> {
-        let (rate, width) = (self.rate as i64, self.width as i64);
-        let (sequences, length, columns) = (left.dim(0)?, left.dim(1)?, left.dim(2)? / 2);
-        let missing = (rate - length % rate) % rate;
-        let dtype = left.dtype()?;
-        let left = left
-            .pad(&[0, 0, 0], &[0, missing, 0], 0.0)?
-            .cast(DType::F32)?;
-        let groups = (length + missing) / rate;
-        let part = |start: i64| {
-            left.narrow(2, start, columns)?
-                .reshape(&[sequences, groups, rate, columns])
-        };
-        let (mut kv, mut gate) = (part(0)?, part(columns)?.add(&self.position_bias)?);
-        if self.overlapping {
-            kv = overlapped(&kv, width, 0.0)?;
-            gate = overlapped(&gate, width, f64::NEG_INFINITY)?;
+    /// Keys of groups whose last positions are `ends` `[G]`, from the projections of their rows: `[G, width]`.
+    fn keys(&self, seen: &Tensor, ends: &Tensor, dtype: DType) -> Result<Tensor> {
+        let (rate, width) = (self.shape.rate as i64, self.shape.width as i64);
+        let columns = self.shape.columns() as i64;
+        let part = |row: i64, column: i64| seen.narrow(1, row, rate)?.narrow(2, column, width);
+        let bias = |column: i64| self.position_bias.narrow(1, column, width);
+        // A group's own columns are the last ones, those of the group before it the first.
+        let (row, own) = (seen.dim(1)? - rate, columns - width);
+        let mut kv = part(row, own)?; // [G, rate, width]
+        let mut gate = part(row, columns + own)?.add(&bias(own)?)?;
+        if self.shape.overlapping {
+            // Before the first group there is nothing.
+            let before = part(0, columns)?.add(&bias(0)?)?;
+            let shape = before.shape()?;
+            let there = ends.ge_scalar(rate as f64)?.reshape(&[-1, 1, 1])?;
+            let nothing = Tensor::full(seen.backend(), f64::NEG_INFINITY, DType::F32, &shape)?;
+            let before = there.broadcast_to(&shape)?.select(&before, &nothing)?;
+            gate = Tensor::concat(seen.backend(), &[&before, &gate], 1)?;
+            kv = Tensor::concat(seen.backend(), &[&part(0, 0)?, &kv], 1)?;
         }
-        let pooled = kv.mul(&gate.softmax(2)?)?.sum(&[2], false)?.cast(dtype)?; // [S, N, width]
-        // A key stands at its group's first position; the sequences are the heads of the rotation.
-        let keys = self.norm.forward(&pooled)?.transpose(&[1, 0, 2])?;
-        let end = (groups * rate) as f64;
-        let starts = Tensor::arange(keys.backend(), 0.0, end, rate as f64, DType::I32)?;
-        rotate_tail(&self.rope, &keys, &starts, self.rotated)?.transpose(&[1, 0, 2])
+        let pooled = kv.mul(&gate.softmax(1)?)?.sum(&[1], false)?.cast(dtype)?; // [G, width]
+        // A key stands at its group's first position.
+        let starts = ends.add_scalar((1 - rate) as f64)?.maximum_scalar(0.0)?;
+        let keys = self.norm.forward(&pooled)?.unsqueeze(1)?;
+        rotate_tail(&self.rope, &keys, &starts, self.rotated)?.reshape(&[-1, width])
     }
 }
 
-/// `[S, N, rate, 2 width]` to `[S, N, 2 rate, width]`: the first series of the group before, then the
-/// second series of the group itself. Before the first group there is `nothing`.
-fn overlapped(groups: &Tensor, width: i64, nothing: f64) -> Result<Tensor> {
-    let n = groups.dim(1)?;
-    let before = groups
-        .narrow(3, 0, width)?
-        .pad(&[0, 1, 0, 0], &[0, 0, 0, 0], nothing)?
-        .narrow(1, 0, n)?;
-    let own = groups.narrow(3, width, width)?;
-    Tensor::concat(groups.backend(), &[&before, &own], 2)
-}
-
-/// History `[S, L, W]` with zeros in place of what is not defined: a product with 0 must not make
-/// it felt.
-pub(crate) fn defined(history: &Tensor, positions: &Tensor, sequences: &Tensor) -> Result<Tensor> {
+/// The keys among what rows left, `[S, L, W]`: those at the last rows of groups of `rate`, `[S, N, W]`. A
+/// group that is not full has zeros, since a product with 0 must not make felt what is not defined.
+pub(crate) fn keys_of(history: &Tensor, rate: i64, rows: &StepRows) -> Result<Tensor> {
     let backend = history.backend();
     let (n, length, width) = (history.dim(0)?, history.dim(1)?, history.dim(2)?);
-    let rows = positions.dim(0)?;
-    let last = Tensor::zeros(backend, DType::I32, &[n])?.scatter(
-        scatter::MAX,
-        &[sequences],
-        &[0],
-        &positions.reshape(&[rows, 1])?,
-    )?; // [S]
-    let there = Tensor::arange(backend, 0.0, length as f64, 1.0, DType::I32)?
-        .reshape(&[1, length])?
-        .le(&last.reshape(&[n, 1])?)?
-        .reshape(&[n, length, 1])?
-        .broadcast_to(&[n, length, width])?;
-    let zeros = Tensor::zeros(backend, history.dtype()?, &[n, length, width])?;
-    there.select(history, &zeros)
+    let groups = length / rate;
+    if groups == 0 {
+        return Tensor::zeros(backend, history.dtype()?, &[n, 1, width]);
+    }
+    let range = |from: i64, to: i64, by: i64| {
+        Tensor::arange(backend, from as f64, to as f64, by as f64, DType::I32)
+    };
+    let keys = history.take(&range(rate - 1, groups * rate, rate)?, 1)?;
+    let full = rows
+        .last_positions()?
+        .add_scalar(1.0)?
+        .floor_div_scalar(rate as f64)?
+        .reshape(&[n, 1])?; // [S, 1]
+    let there = range(0, groups, 1)?
+        .reshape(&[1, groups])?
+        .lt(&full)?
+        .reshape(&[n, groups, 1])?
+        .broadcast_to(&[n, groups, width])?;
+    there.select(
+        &keys,
+        &Tensor::zeros(backend, history.dtype()?, &[n, groups, width])?,
+    )
 }

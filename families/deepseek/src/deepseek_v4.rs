@@ -58,7 +58,7 @@ fn read(config: &Config<'_>) -> Result<Settings> {
         width,
         rotated: rotated(config, width)?,
         q_rank: config.uint_in("q_lora_rank", WIDTH)?,
-        window: config.uint("sliding_window")?,
+        window: config.uint("sliding_window")?.min(decoder.context),
         out_groups: config.uint_in("o_groups", COUNT)?,
         out_rank: config.uint_in("o_lora_rank", WIDTH)?,
         index_heads: config.uint_in("index_n_heads", COUNT)?,
@@ -277,7 +277,7 @@ impl Architecture for DeepseekV4 {
             vocab_size: decoder.vocab,
             hidden_size: decoder.hidden,
             context_length: decoder.context,
-            layers: reaches.map(|&reach| attention.cache(reach)).collect(),
+            layers: reaches.flat_map(|&reach| attention.caches(reach)).collect(),
             activation_width: streams + attention.activation_width().max(3 * inner),
         })
     }
@@ -421,13 +421,15 @@ impl StreamDecoder {
         let [main, compress] = ropes;
         let rope = |config| Rope::new(weights, config, attention.rotated, true);
         let (main, compress) = (rope(main)?, rope(compress)?);
-        let layers = root.at("layers");
+        let (layers, mut cache) = (root.at("layers"), 0);
         let blocks = reaches
             .iter()
             .zip(&moe.hashed)
             .enumerate()
             .map(|(layer, (&reach, &hashed))| {
                 let at = layers.at_index(layer);
+                let first = cache;
+                cache += attention.caches(reach).len();
                 let rope = if reach == Reach::Window {
                     &main
                 } else {
@@ -439,7 +441,7 @@ impl StreamDecoder {
                     attention_norm: norm("attn_norm")?,
                     attention: SharedAttention::load(
                         &at.at("attn"),
-                        layer,
+                        first,
                         reach,
                         attention,
                         rope,

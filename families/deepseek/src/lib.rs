@@ -14,6 +14,7 @@ mod gguf;
 mod hyper;
 mod latent;
 mod model;
+mod recent;
 mod routing;
 mod shared_kv;
 #[cfg(test)]

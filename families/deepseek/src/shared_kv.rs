@@ -3,16 +3,20 @@
 //! an indexer may choose. One softmax runs over both and a sink.
 //!
 //! A layer with a window alone is attention over the host's cache. The others are composed from
-//! simple operations here: what every row leaves (its key, its part of the compressed keys) is kept as
-//! an index key, and the compressed keys are made anew from all of it in every step. That is exact
-//! for every mix of rows and keeps no state but the host's; it costs, each step, work and
-//! memory that grow with the whole context, and was made to be right and not to be fast.
+//! simple operations here and have two caches. What a sequence needs of its last rows (keys of the
+//! window, projections of groups that are not full) is recurrent state. A compressed key is made once,
+//! and kept as the index key of the last row of its group; the other rows of a group keep zeros there.
+//!
+//! What stays linear in the context: the host hands over all index keys of a step's sequences, of which one
+//! in `rate` holds anything, and scores are computed against every compressed key, chosen or not. An
+//! operation that attends over chosen compressed keys in the pages would end the first.
 
 use mlxcel_sdk::nn::{Linear, RmsNorm, Rope};
 use mlxcel_sdk::prelude::*;
 
-use crate::compress::{Compressor, CompressorConfig, defined, rotate_tail};
+use crate::compress::{Compressor, CompressorConfig, keys_of, rotate_tail};
 use crate::latent::ByHead;
+use crate::recent::{Ends, StepRows};
 use crate::routing::{best, in_f32};
 
 /// What a layer sees beyond its window.
@@ -71,23 +75,27 @@ impl SharedConfig {
         })
     }
 
-    /// The layer's cache.
-    pub(crate) fn cache(&self, reach: Reach) -> CacheDesc {
+    /// The layer's caches, one or two.
+    pub(crate) fn caches(&self, reach: Reach) -> Vec<CacheDesc> {
         let Some(long) = self.long(reach) else {
-            return CacheDesc::Window {
+            return vec![CacheDesc::Window {
                 kv_heads: 1,
                 k_dim: self.width,
                 v_dim: self.width,
                 window: self.window,
-            };
+            }];
         };
-        let index = self.index(reach).map_or(0, |index| index.cached());
-        CacheDesc::Latent {
+        let index = self.index(reach);
+        let window = StateDesc::f32(&[(self.window - 1).max(1), self.width]);
+        let mut states = vec![window, long.state()];
+        states.extend(index.map(|index| index.state()));
+        let keys = CacheDesc::Latent {
             // Only the index keys are used.
             k_dim: 1,
             v_dim: 1,
-            index_dim: Some(self.width + long.cached() + index),
-        }
+            index_dim: Some(self.width + index.map_or(0, |index| index.width)),
+        };
+        vec![keys, CacheDesc::Recurrent { states }]
     }
 
     /// Elements per row that live at once: queries, result, and the keys of the row's window.
@@ -96,9 +104,15 @@ impl SharedConfig {
     }
 }
 
+/// Which caches of [`SharedConfig::caches`] an attention layer has, by their place among all.
+const WINDOW_STATE: usize = 0;
+const GROUP_STATE: usize = 1;
+const INDEX_STATE: usize = 2;
+
 /// Attention of one layer.
 pub(crate) struct SharedAttention {
-    layer: usize,
+    /// Place of the layer's first cache.
+    cache: usize,
     config: SharedConfig,
     q_down: Linear,
     q_norm: RmsNorm,
@@ -116,8 +130,7 @@ pub(crate) struct SharedAttention {
 /// Compressed keys, and which of them a row sees.
 struct LongReach {
     compressor: Compressor,
-    rate: usize,
-    columns: i64,
+    rate: i64,
     indexer: Option<Indexer>,
 }
 
@@ -125,7 +138,7 @@ impl SharedAttention {
     /// `rope` is the layer's own: that of layers with compressed keys differs from that of the others.
     pub(crate) fn load(
         weights: &Weights,
-        layer: usize,
+        cache: usize,
         reach: Reach,
         config: &SharedConfig,
         rope: &Rope,
@@ -159,8 +172,7 @@ impl SharedAttention {
                     rope,
                     rotated,
                 )?,
-                rate: shape.rate,
-                columns: shape.cached() as i64,
+                rate: shape.rate as i64,
                 indexer: config
                     .index(reach)
                     .map(|shape| Indexer::load(&weights.at("indexer"), config, shape, rope))
@@ -168,7 +180,7 @@ impl SharedAttention {
             }),
         };
         Ok(Self {
-            layer,
+            cache,
             q_down: linear("wq_a", hidden, q_rank)?,
             q_norm: RmsNorm::load(&weights.at("q_norm"), q_rank, eps)?,
             q_up: linear("wq_b", q_rank, heads * width)?,
@@ -214,7 +226,7 @@ impl SharedAttention {
                     sinks: Some(&self.sinks),
                     ..AttendOptions::default()
                 };
-                step.attend(self.layer, &q, &kv, &kv, &options)?
+                step.attend(self.cache, &q, &kv, &kv, &options)?
             }
             Some(long) => self.attend_long(long, x, &q, &q_low, &kv, step)?,
         };
@@ -244,26 +256,30 @@ impl SharedAttention {
     ) -> Result<Tensor> {
         let (heads, width) = (self.config.heads as i64, self.config.width as i64);
         let (backend, dtype, rows) = (x.backend(), q.dtype()?, q.dim(0)?);
-        let sequences = step.row_sequences()?; // [T]
-        let mut row = vec![kv.reshape(&[-1, width])?, long.compressor.project(x)?];
+        let (place, states) = (StepRows::of(step)?, self.cache + 1);
+        let ends = Ends::of(&place, long.rate)?;
+        let compress = |compressor: &Compressor, state: usize| -> Result<Tensor> {
+            let kept = step.state_read(states, state)?;
+            let (keys, kept) = compressor.forward(x, &kept, &place, &ends)?;
+            step.state_write(states, state, &kept)?;
+            Ok(keys)
+        };
+        let mut row = vec![compress(&long.compressor, GROUP_STATE)?];
         if let Some(indexer) = &long.indexer {
-            row.push(indexer.compressor.project(x)?);
+            row.push(compress(&indexer.compressor, INDEX_STATE)?);
         }
         let row = Tensor::concat(backend, &row.iter().collect::<Vec<_>>(), 1)?;
-        let history = step.index_keys(self.layer, &row)?; // [S, L, W]
-        let history = defined(&history, &step.positions, &sequences)?;
-        let near = history.narrow(2, 0, width)?; // [S, L, width]
-        let far = history.narrow(2, width, long.columns)?;
-        let far = long.compressor.keys(&far)?.cast(DType::F32)?; // [S, N, width]
+        let history = step.index_keys(self.cache, &row)?; // [S, L, W]
+        let keys = keys_of(&history, long.rate, &place)?.cast(DType::F32)?; // [S, N, W]
+        let far = keys.narrow(2, 0, width)?;
         let mut seen = long.seen(&far, &step.positions)?; // [T, N]
-        let sequences = sequences.cast(DType::U32)?;
+        let sequences = place.sequences.cast(DType::U32)?;
         if let Some(indexer) = &long.indexer {
-            let start = width + long.columns;
-            let left = history.narrow(2, start, history.dim(2)? - start)?;
+            let keys = keys.narrow(2, width, keys.dim(2)? - width)?;
             let inputs = (x, q_low, &step.positions, &sequences);
-            seen = indexer.restrict(&left, inputs, &seen)?;
+            seen = indexer.restrict(&keys, inputs, &seen)?;
         }
-        let (near, near_seen) = self.windows(&near, &step.positions, &sequences)?;
+        let (near, near_seen) = self.windows(kv, step, &place)?;
 
         let q = q.cast(DType::F32)?;
         let minus = |shape: &[i64]| Tensor::full(backend, f64::NEG_INFINITY, DType::F32, shape);
@@ -290,26 +306,17 @@ impl SharedAttention {
     }
 
     /// f32 keys of the window of every row, `[T, window, width]`, and which of them there are.
-    fn windows(
-        &self,
-        keys: &Tensor,
-        positions: &Tensor,
-        sequences: &Tensor,
-    ) -> Result<(Tensor, Tensor)> {
-        let (n, length, width) = (keys.dim(0)?, keys.dim(1)?, keys.dim(2)?);
-        // No window is longer than what there is.
-        let window = (self.config.window as i64).min(length);
-        let rows = positions.dim(0)?;
-        let back = Tensor::arange(keys.backend(), 0.0, window as f64, 1.0, DType::I32)?;
-        let places = positions
-            .reshape(&[rows, 1])?
-            .sub(&back.reshape(&[1, window])?)?; // [T, window]
-        let first = sequences.cast(DType::I32)?.mul_scalar(length as f64)?;
-        let flat = places
-            .maximum_scalar(0.0)?
-            .add(&first.reshape(&[rows, 1])?)?;
-        let taken = keys.reshape(&[n * length, width])?.take(&flat, 0)?;
-        Ok((taken.cast(DType::F32)?, places.ge_scalar(0.0)?))
+    fn windows(&self, kv: &Tensor, step: &Step<'_>, place: &StepRows) -> Result<(Tensor, Tensor)> {
+        let (window, width) = (self.config.window as i64, self.config.width as i64);
+        let (backend, rows) = (kv.backend(), place.n_rows);
+        let kept = step.state_read(self.cache + 1, WINDOW_STATE)?;
+        let kv = kv.reshape(&[rows, width])?.cast(DType::F32)?;
+        let all = Tensor::arange(backend, 0.0, rows as f64, 1.0, DType::I32)?;
+        let near = place.before(&kept, &kv, (&all, &place.sequences), window)?;
+        step.state_write(self.cache + 1, WINDOW_STATE, &place.kept_after(&kept, &kv)?)?;
+        let back = Tensor::arange(backend, (1 - window) as f64, 1.0, 1.0, DType::I32)?;
+        let positions = place.positions.reshape(&[rows, 1])?.add(&back)?; // [T, window]
+        Ok((near, positions.ge_scalar(0.0)?))
     }
 }
 
@@ -367,11 +374,11 @@ impl Indexer {
         })
     }
 
-    /// Of the groups `seen` `[T, N]` the best of every row. The inputs are rows `[T, H]`, their
-    /// compressed queries, positions and sequences.
+    /// Of the groups `seen` `[T, N]` the best of every row, by `keys` `[S, N, width]`. The inputs are rows
+    /// `[T, H]`, their compressed queries, positions and sequences.
     fn restrict(
         &self,
-        left: &Tensor,
+        keys: &Tensor,
         inputs: (&Tensor, &Tensor, &Tensor, &Tensor),
         seen: &Tensor,
     ) -> Result<Tensor> {
@@ -380,7 +387,6 @@ impl Indexer {
         if self.top_k as i64 >= groups {
             return Ok(seen.clone());
         }
-        let keys = self.compressor.keys(left)?.cast(DType::F32)?; // [S, N, width]
         let q = self
             .queries
             .forward(q_low)?

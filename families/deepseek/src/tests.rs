@@ -1,7 +1,9 @@
 //! Configurations and GGUF summaries, good and bad, through the registered architectures.
 
 use mlxcel_sdk::arch::find;
-use mlxcel_sdk::{CacheDesc, Config, GgufAdapter, GgufSummary, ModelDesc, Probe, Result};
+use mlxcel_sdk::{
+    CacheDesc, Config, GgufAdapter, GgufSummary, ModelDesc, Probe, Result, StateDesc,
+};
 use serde_json::{Value, json};
 
 const ALL: [&str; 4] = ["deepseek", "deepseek_v2", "deepseek_v3", "deepseek_v32"];
@@ -380,22 +382,32 @@ fn layers_of_the_fourth_generation_follow_their_types() {
         v_dim: 32,
         window: 16,
     };
-    // A key, and both projections of every compressed key: of 32 features, twice where groups
-    // overlap, and then of the indexer's 12.
-    let long = |index_dim| CacheDesc::Latent {
-        k_dim: 1,
-        v_dim: 1,
-        index_dim: Some(index_dim),
+    // A compressed key of 32 features, and one of the indexer's 12; beside them the rows before the last of the
+    // window, and both projections of the rows that a key may still need, twice as wide where groups overlap.
+    let long = |index_dim, groups: &[[usize; 2]]| {
+        let states = [[15, 32]].iter().chain(groups);
+        let keys = CacheDesc::Latent {
+            k_dim: 1,
+            v_dim: 1,
+            index_dim: Some(index_dim),
+        };
+        let states = states.map(|shape| StateDesc::f32(shape)).collect();
+        vec![keys, CacheDesc::Recurrent { states }]
     };
-    let (heavy, sparse) = (long(32 + 64), long(32 + 128 + 48));
+    let window = vec![window];
+    let (heavy, sparse) = (long(32, &[[127, 64]]), long(44, &[[7, 128], [7, 48]]));
     let layers = |changes: Value| {
         let desc = describe("deepseek_v4", &with(&fourth(), &changes)).unwrap();
         desc.layers
     };
-    let pattern = [&heavy, &heavy, &heavy, &sparse, &heavy].map(Clone::clone);
+    let pattern = [&heavy, &heavy, &heavy, &sparse, &heavy]
+        .map(Vec::clone)
+        .concat();
     assert_eq!(layers(json!({})), pattern);
     let published = json!({"compress_ratios": [0, 0, 4, 128, 4, 0]});
-    let expected = [&window, &window, &sparse, &heavy, &sparse].map(Clone::clone);
+    let expected = [&window, &window, &sparse, &heavy, &sparse]
+        .map(Vec::clone)
+        .concat();
     assert_eq!(layers(published), expected);
 }
 

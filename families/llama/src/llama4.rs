@@ -133,9 +133,18 @@ impl Llama4Config {
 
 /// A switch in newer files; older ones hold the number 4, which the reference takes for "on" too.
 fn read_temperature(config: &Config<'_>) -> Result<Option<Temperature>> {
-    let on = match config.get("attn_temperature_tuning") {
-        Some(Value::Number(number)) => number.as_f64() != Some(0.0),
-        _ => config.bool_or("attn_temperature_tuning", true)?,
+    let key = "attn_temperature_tuning";
+    let on = match config.get(key) {
+        Some(Value::Number(number)) if number.as_u64().is_some_and(|n| n <= 16) => {
+            number.as_u64() != Some(0)
+        }
+        Some(Value::Number(_)) => {
+            return Err(config.error(
+                key,
+                "true, false, or an integer from 0 to 16, where 0 is off",
+            ));
+        }
+        _ => config.bool_or(key, true)?,
     };
     if !on {
         return Ok(None);

@@ -72,11 +72,11 @@ impl Text {
 impl Architecture for Mistral3 {
     fn probe(&self, config: &Config<'_>) -> Probe {
         match config.section("text_config") {
-            Ok(Some(text)) => match text.opt_str("model_type") {
-                Ok(None | Some("mistral" | "ministral3")) => Probe::fits(100, "model_type"),
-                _ => Probe::refused(
-                    "text_config.model_type is not mistral or ministral3, the decoders known here",
-                ),
+            Ok(Some(text)) => match text.get("model_type").map(|kind| (kind.as_str(), kind)) {
+                None | Some((Some("mistral" | "ministral3"), _)) => Probe::fits(100, "model_type"),
+                Some((_, kind)) => Probe::refused(format!(
+                    "text_config.model_type is {kind}, the decoders known here are mistral and ministral3"
+                )),
             },
             _ => Probe::fits(50, "model_type, without a text_config"),
         }
