@@ -146,7 +146,9 @@ abi_table! {
 
         // --- minor 2 -------------------------------------------------------------------------
         /// `attend` with queries and keys that are normed and rotated first, by the positions of the
-        /// step. `UNIMPLEMENTED` where the backend has no such operation: norm, rotate and `attend`.
+        /// step. All three may also come as products give them, `[T, heads * width]`; the result is then
+        /// `[T, H * Dv]`. `UNIMPLEMENTED` where the backend has no such operation: norm, rotate and
+        /// `attend`.
         fn attend_rotated(layer: u32, args: *const AttendArgs, rotate: *const RotateArgs, out: *mut Tensor);
     }
 }

@@ -182,7 +182,8 @@ abi_table! {
         fn gated_mlp(args: *const GatedMlpArgs, out: *mut Tensor);
         /// Writes `x + residual` and the RMS norm of that; `w` may be none.
         fn add_rms_norm(x: Tensor, residual: Tensor, w: Tensor, eps: f32, out: *mut [Tensor; 2]);
-        /// `paged_attention` over queries and keys that are normed and rotated first.
+        /// `paged_attention` over queries and keys that are normed and rotated first. All three may
+        /// also come as products give them, `[T, heads * width]`; the result is then `[T, H * Dv]`.
         fn rotated_paged_attention(args: *const PagedAttentionArgs, rotate: *const RotateArgs, out: *mut [Tensor; 3]);
         /// One token for every row of logits: `[R]` u32.
         fn sample(args: *const SampleArgs, out: *mut Tensor);

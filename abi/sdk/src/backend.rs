@@ -29,7 +29,20 @@ pub enum Fused {
     LayerNorm = 3,
     /// Gathered quantised product.
     GatherQuantizedMatmul = 4,
+    /// Linear layers over one input.
+    Project = 5,
+    /// Gated feed-forward block.
+    GatedMlp = 6,
+    /// Sum and the norm of it.
+    AddRmsNorm = 7,
+    /// Attention with what happens to queries and keys before it.
+    AttendRotated = 8,
 }
+
+/// Where one layer stands with a fused operation. A backend may have the operation and not for this
+/// layer's kind of weight, so every layer remembers the refusal for itself.
+#[derive(Debug, Clone, Default)]
+pub struct FusedSite(Cell<bool>);
 
 /// Shared handle of an opened backend. Neither `Send` nor `Sync`: it belongs to the backend thread.
 #[derive(Clone)]
@@ -66,18 +79,36 @@ impl Backend {
     }
 
     /// Tries a fused operation and composes it when the backend does not have it.
-    pub fn fused_or(
+    pub fn fused_or<T>(
         &self,
         which: Fused,
-        fused: impl FnOnce() -> Result<Tensor>,
-        composed: impl FnOnce() -> Result<Tensor>,
-    ) -> Result<Tensor> {
+        fused: impl FnOnce() -> Result<T>,
+        composed: impl FnOnce() -> Result<T>,
+    ) -> Result<T> {
         let bit = 1u64 << (which as u8);
         if self.0.lacks.get() & bit == 0 {
             match fused() {
                 Err(error) if error.is_unimplemented() => {
                     self.0.lacks.set(self.0.lacks.get() | bit)
                 }
+                other => return other,
+            }
+        }
+        composed()
+    }
+
+    /// As [`Backend::fused_or`], for operations that a backend may refuse for one layer and not for
+    /// another.
+    pub fn fused_at<T>(
+        &self,
+        which: Fused,
+        site: &FusedSite,
+        fused: impl FnOnce() -> Result<T>,
+        composed: impl FnOnce() -> Result<T>,
+    ) -> Result<T> {
+        if self.0.lacks.get() & (1u64 << (which as u8)) == 0 && !site.0.get() {
+            match fused() {
+                Err(error) if error.is_unimplemented() => site.0.set(true),
                 other => return other,
             }
         }

@@ -3,6 +3,7 @@
 use core::marker::PhantomData;
 
 use mlxcel_abi::family::{AttendArgs, GatedDeltaArgs, IndexArgs, KvApi, ShortConvArgs, StepArgs};
+use mlxcel_abi::fused_args::RotateArgs;
 use mlxcel_abi::{Table, Tensor as Handle};
 
 use crate::compose::{self, GatedDelta, Index, RowMap, ShortConv};
@@ -168,6 +169,32 @@ impl Step<'_> {
     fn attend_with(&self, layer: usize, args: &AttendArgs) -> Result<Tensor> {
         let mut out = Handle::NONE;
         command!(&self.kv.0, attend, layer as u32, args, &mut out)?;
+        Ok(Tensor::from_handle(&self.backend, out))
+    }
+
+    /// As [`Step::attend`] over `q`, `k` and `v` `[T, heads * width]` that are normed and rotated first.
+    /// Result `[T, H * Dv]`. An error that is unimplemented where the host or the backend cannot.
+    pub(crate) fn attend_rotated(
+        &self,
+        layer: usize,
+        [q, k, v]: [&Tensor; 3],
+        options: &AttendOptions<'_>,
+        rotate: &RotateArgs,
+    ) -> Result<Tensor> {
+        let args = AttendArgs {
+            k: k.handle(),
+            v: v.handle(),
+            ..Self::attend_args(q, options)
+        };
+        let mut out = Handle::NONE;
+        command!(
+            &self.kv.0,
+            attend_rotated,
+            layer as u32,
+            &args,
+            rotate,
+            &mut out
+        )?;
         Ok(Tensor::from_handle(&self.backend, out))
     }
 

@@ -1,13 +1,13 @@
 //! `deepseek`: the first generation (DeepSeekMoE). Attention as in llama, then a softmax over all
 //! experts, beside experts that every row goes through; the first layers are dense.
 
-use mlxcel_sdk::nn::{Attention, AttentionConfig, Rope, RopeConfig};
+use mlxcel_sdk::nn::{Attention, AttentionConfig, Mixer, Rope, RopeConfig};
 use mlxcel_sdk::prelude::*;
 
 use crate::config::{DecoderConfig, only, probe_text};
 use crate::experts::MoeConfig;
 use crate::gguf;
-use crate::model::{Decoder, Mixer};
+use crate::model;
 use crate::routing::{RouterConfig, Scoring};
 
 struct Deepseek;
@@ -119,7 +119,7 @@ impl Architecture for Deepseek {
             let attention = Attention::load(at, attention, Some(rope.clone()))?;
             Ok(Box::new(attention) as Box<dyn Mixer>)
         };
-        let model = Decoder::load(&decoder, weights, mixer, |layer, at| {
+        let model = model::load(&decoder, weights, mixer, |layer, at| {
             moe.load_layer(layer, at, &decoder)
         })?;
         Ok(Box::new(model))

@@ -1,13 +1,14 @@
 //! `deepseek_v2`: multi-head latent attention; softmax over the experts, taken from all of them or
 //! from the best groups, beside experts that every row goes through.
 
+use mlxcel_sdk::nn::Mixer;
 use mlxcel_sdk::prelude::*;
 
 use crate::config::{DecoderConfig, only, probe_text};
 use crate::experts::{MoeConfig, read_groups};
 use crate::gguf::{self, Latent};
 use crate::latent::{LatentAttention, LatentConfig};
-use crate::model::{Decoder, Mixer};
+use crate::model;
 use crate::routing::{GroupRank, RouterConfig, Scoring};
 
 struct DeepseekV2;
@@ -85,7 +86,7 @@ impl Architecture for DeepseekV2 {
             let mixer = LatentAttention::load(at, layer, decoder.hidden, &attention)?;
             Ok(Box::new(mixer) as Box<dyn Mixer>)
         };
-        let model = Decoder::load(&decoder, weights, mixer, |layer, at| {
+        let model = model::load(&decoder, weights, mixer, |layer, at| {
             moe.load_layer(layer, at, &decoder)
         })?;
         Ok(Box::new(model))

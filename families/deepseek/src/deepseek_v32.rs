@@ -2,14 +2,14 @@
 //! position for every row; the row attends to the best `index_topk` of them.
 
 use mlxcel_sdk::Index;
-use mlxcel_sdk::nn::{LayerNorm, Linear, Rope};
+use mlxcel_sdk::nn::{LayerNorm, Linear, Mixer, Rope};
 use mlxcel_sdk::prelude::*;
 
 use crate::config::{DecoderConfig, probe_text};
 use crate::deepseek_v3::read_experts;
 use crate::experts::MoeConfig;
 use crate::latent::{LatentAttention, LatentConfig};
-use crate::model::{Decoder, Mixer};
+use crate::model;
 
 struct DeepseekV32;
 
@@ -87,7 +87,7 @@ impl Architecture for DeepseekV32 {
             };
             Ok(Box::new(mixer) as Box<dyn Mixer>)
         };
-        let model = Decoder::load(&decoder, weights, mixer, |layer, at| {
+        let model = model::load(&decoder, weights, mixer, |layer, at| {
             moe.load_layer(layer, at, &decoder)
         })?;
         Ok(Box::new(model))

@@ -479,6 +479,6 @@ impl Model for StreamDecoder {
                 .map_err(|e| e.at(&format!("layer {layer}")))?;
         }
         let rows = self.collapse.forward(&step.logit_rows(&x)?)?; // [R, H]
-        self.head.forward(&self.norm.forward(&rows)?) // [R, V]
+        self.head.forward_normed(&rows, &self.norm) // [R, V]
     }
 }

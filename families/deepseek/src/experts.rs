@@ -1,11 +1,10 @@
 //! The mixture of experts of every generation: settings, which layers have one, and the block with
 //! its shared experts, which are one wide gated block.
 
-use mlxcel_sdk::nn::{Activation, Experts, GatedMlp};
+use mlxcel_sdk::nn::{Activation, Experts, FeedForward, GatedMlp};
 use mlxcel_sdk::prelude::*;
 
 use crate::config::DecoderConfig;
-use crate::model::FeedForward;
 use crate::routing::{GroupRank, Groups, Router, RouterConfig};
 
 const MOST: usize = 4096;

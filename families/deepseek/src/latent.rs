@@ -8,12 +8,11 @@
 //! repeated for all that is cached at every chunk of it, a step that mixes prompts and decoding
 //! would need both forms, and a row's result would depend on what it is batched with.
 
-use mlxcel_sdk::nn::{Linear, RmsNorm, Rope, RopeConfig, RopeScaling};
+use mlxcel_sdk::nn::{Linear, Mixer, RmsNorm, Rope, RopeConfig, RopeScaling, project};
 use mlxcel_sdk::prelude::*;
 use mlxcel_sdk::quant::{self, QuantizedTensor};
 
 use crate::config::DecoderConfig;
-use crate::model::Mixer;
 
 /// The norms of the two compressions have this epsilon in the reference, whatever `rms_norm_eps` is.
 const INNER_EPS: f32 = 1e-6;
@@ -320,19 +319,22 @@ impl LatentAttention {
             ..
         } = &self.config;
         let [heads, rank, nope, rotated] = [heads, rank, nope, rotated].map(|n| n as i64);
-        let (q, selection) = match &self.queries {
-            Queries::Plain(q) => (q.forward(x)?, None),
-            Queries::Compressed { down, norm, up } => {
-                let compressed = norm.forward(&down.forward(x)?)?;
-                (up.forward(&compressed)?, select(&compressed)?)
+        let (q, compressed, selection) = match &self.queries {
+            Queries::Plain(q) => {
+                let [q, compressed] = project(x, None, [q, &self.compress])?;
+                (q, compressed, None)
             }
-        };
+            Queries::Compressed { down, norm, up } => {
+                let [q, compressed] = project(x, None, [down, &self.compress])?;
+                let q = norm.forward(&q)?;
+                (up.forward(&q)?, compressed, select(&q)?)
+            }
+        }; // compressed is [T, rank + rotated]
         let q = q.reshape(&[-1, heads, nope + rotated])?; // [T, heads, nope + rotated]
         let absorbed = self.absorb.forward(&q.narrow(2, 0, nope)?)?; // [T, heads, rank]
         let q_rotated = self
             .rope
             .forward(&q.narrow(2, nope, rotated)?, &step.positions)?;
-        let compressed = self.compress.forward(x)?; // [T, rank + rotated]
         let latent = self.norm.forward(&compressed.narrow(1, 0, rank)?)?;
         let k_rotated = compressed
             .narrow(1, rank, rotated)?

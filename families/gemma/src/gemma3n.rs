@@ -5,7 +5,7 @@
 
 use core::f64::consts::FRAC_1_SQRT_2;
 
-use mlxcel_sdk::nn::{Activation, Embedding, Linear, LmHead, RmsNorm, Rope, RopeConfig};
+use mlxcel_sdk::nn::{Activation, Embedding, Linear, LmHead, RmsNorm, Rope, RopeConfig, project};
 use mlxcel_sdk::prelude::*;
 
 use crate::altup::{self, AltUp};
@@ -245,10 +245,10 @@ impl Block {
             .laurel_right
             .forward(&self.laurel_left.forward(&normed)?)?;
         let laurel = normed.add(&self.laurel_norm.forward(&laurel)?)?;
-        let attended = self.attention.forward(&normed, step)?;
+        let attended = self.attention.forward(&normed, None, step)?;
         let attended = active.add(&self.attention_post_norm.forward(&attended)?)?;
         let x = attended.add(&laurel)?.mul_scalar(FRAC_1_SQRT_2)?;
-        let y = self.feed_forward(&self.mlp_norm.forward(&x)?)?;
+        let y = self.feed_forward(&x)?;
         let computed = x.add(&self.mlp_post_norm.forward(&y)?)?;
 
         let corrected = self.altup.correct(&predictions, &computed)?;
@@ -265,14 +265,14 @@ impl Block {
     }
 
     fn feed_forward(&self, x: &Tensor) -> Result<Tensor> {
-        let mut gate = self.gate.forward(x)?;
+        let [mut gate, up] = project(x, Some(&self.mlp_norm), [&self.gate, &self.up])?;
         if let Some(deviations) = self.cutoff {
             let mean = gate.mean(&[-1], true)?;
             let deviation = gate.sub(&mean)?.square()?.mean(&[-1], true)?.sqrt()?;
             let cutoff = mean.add(&deviation.mul_scalar(deviations)?)?;
             gate = gate.sub(&cutoff)?.relu()?;
         }
-        let y = gate.glu(self.glu_kind, &self.up.forward(x)?)?;
+        let y = gate.glu(self.glu_kind, &up)?;
         self.down.forward(&y)
     }
 }
@@ -367,7 +367,7 @@ impl Model for Decoder {
             sum = sum.add(&Self::as_loud(&y, &first)?)?;
         }
         let mean = sum.mul_scalar((self.unembeddings.len() as f64 + 1.0).recip())?;
-        let logits = self.head.forward(&self.norm.forward(&mean)?)?; // [R, V]
+        let logits = self.head.forward_normed(&mean, &self.norm)?; // [R, V]
         match self.logit_cap {
             Some(cap) => logits.div_scalar(cap)?.tanh()?.mul_scalar(cap),
             None => Ok(logits),

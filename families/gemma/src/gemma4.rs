@@ -259,11 +259,9 @@ impl Block {
     }
 
     fn forward(&self, x: &Tensor, input: Option<&Tensor>, step: &Step<'_>) -> Result<Tensor> {
-        let y = self
-            .attention
-            .forward(&self.attention_norm.forward(x)?, step)?;
+        let y = (self.attention).forward(x, Some(&self.attention_norm), step)?;
         let x = x.add(&self.attention_post_norm.forward(&y)?)?;
-        let mut y = self.mlp.forward(&self.mlp_norm.forward(&x)?)?;
+        let mut y = self.mlp.forward_normed(&x, &self.mlp_norm)?;
         if let Some(block) = &self.experts {
             // The router sees the stream itself.
             let routing = block.router.forward(&x)?;
@@ -350,7 +348,7 @@ impl Model for Decoder {
                 .map_err(|e| e.at(&format!("layer {}", block.layer)))?;
         }
         let rows = step.logit_rows(&x)?; // [R, H]
-        let logits = self.head.forward(&self.norm.forward(&rows)?)?; // [R, V]
+        let logits = self.head.forward_normed(&rows, &self.norm)?; // [R, V]
         match self.logit_cap {
             Some(cap) => logits.div_scalar(cap)?.tanh()?.mul_scalar(cap),
             None => Ok(logits),

@@ -59,12 +59,20 @@ impl Block {
     }
 
     fn forward(&self, x: &Tensor, step: &Step<'_>) -> Result<Tensor> {
-        let y = self
-            .attention
-            .forward(&self.attention_norm.forward(x)?, step)?;
-        let x = self.residual(x, y, self.attention_post_norm.as_ref())?;
-        let y = self.mlp.forward(&self.mlp_norm.forward(&x)?)?;
-        self.residual(&x, y, self.mlp_post_norm.as_ref())
+        let x = match &self.attention_post_norm {
+            None if !self.limited => self.attention.forward_onto(x, &self.attention_norm, step)?,
+            norm => {
+                let y = (self.attention).forward_normed(x, &self.attention_norm, step)?;
+                self.residual(x, y, norm.as_ref())?
+            }
+        };
+        match &self.mlp_post_norm {
+            None if !self.limited => self.mlp.forward_onto(&x, &self.mlp_norm),
+            norm => {
+                let y = self.mlp.forward_normed(&x, &self.mlp_norm)?;
+                self.residual(&x, y, norm.as_ref())
+            }
+        }
     }
 
     fn residual(&self, x: &Tensor, y: Tensor, norm: Option<&RmsNorm>) -> Result<Tensor> {
@@ -150,7 +158,7 @@ impl Model for Decoder {
                 .map_err(|e| e.at(&format!("layer {layer}")))?;
         }
         let rows = step.logit_rows(&x)?; // [R, H]
-        let logits = self.head.forward(&self.norm.forward(&rows)?)?; // [R, V]
+        let logits = self.head.forward_normed(&rows, &self.norm)?; // [R, V]
         match self.logit_cap {
             Some(cap) => logits.div_scalar(cap)?.tanh()?.mul_scalar(cap),
             None => Ok(logits),

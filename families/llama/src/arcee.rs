@@ -1,10 +1,10 @@
 //! `arcee`: the llama decoder with a feed-forward block of two matrices and a squared ReLU.
 
-use mlxcel_sdk::nn::Linear;
+use mlxcel_sdk::nn::{FeedForward, Linear, RmsNorm, project};
 use mlxcel_sdk::prelude::*;
 
 use crate::config::{DecoderConfig, Defaults};
-use crate::model::{Decoder, FeedForward, Places};
+use crate::model::{Places, load_plain};
 
 struct Arcee;
 
@@ -52,6 +52,11 @@ impl FeedForward for SquaredReluMlp {
     fn forward(&self, x: &Tensor) -> Result<Tensor> {
         self.down.forward(&self.up.forward(x)?.relu_squared()?)
     }
+
+    fn forward_onto(&self, x: &Tensor, norm: &RmsNorm) -> Result<Tensor> {
+        let [up] = project(x, Some(norm), [&self.up])?;
+        self.down.forward_onto(&up.relu_squared()?, x)
+    }
 }
 
 impl Architecture for Arcee {
@@ -65,7 +70,7 @@ impl Architecture for Arcee {
 
     fn load(&self, config: &Config<'_>, weights: &Weights) -> Result<Box<dyn Model>> {
         let config = read(config)?;
-        let model = Decoder::load(&config, &Places::text(weights), |layer| {
+        let model = load_plain(&config, &Places::text(weights), |layer| {
             Ok(Box::new(SquaredReluMlp::load(&layer.at("mlp"), &config)?) as Box<dyn FeedForward>)
         })?;
         Ok(Box::new(model))

@@ -1,10 +1,8 @@
 //! Configuration shared by the architectures of this family. Defaults are those of the
 //! configuration classes of the transformers library (`LlamaConfig`, `MistralConfig`, ...).
 
-use mlxcel_sdk::nn::{Activation, RopeConfig};
+use mlxcel_sdk::nn::{Activation, DecoderShape, RopeConfig};
 use mlxcel_sdk::prelude::*;
-
-use crate::model::Frame;
 
 /// Which positions a layer's attention sees and whether it has any.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -93,12 +91,13 @@ impl DecoderConfig {
         })
     }
 
-    /// What surrounds the blocks.
-    pub(crate) fn frame(&self) -> Frame {
-        Frame {
+    /// What surrounds the layers.
+    pub(crate) fn shape(&self) -> DecoderShape {
+        DecoderShape {
             vocab: self.vocab,
             hidden: self.hidden,
             eps: self.eps,
+            norms_minus_one: false,
             tied: self.tied,
             n_layers: self.layers.len(),
         }

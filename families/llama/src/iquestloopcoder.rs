@@ -2,7 +2,7 @@
 //! twice, over the first round's keys of the whole context and over its own round's keys of a short
 //! window, and a gate per head mixes the two. After `iquestloopcoder.py` of mlx-lm.
 
-use mlxcel_sdk::nn::{Embedding, GatedMlp, Linear, LmHead, RmsNorm, Rope};
+use mlxcel_sdk::nn::{Embedding, GatedMlp, Linear, LmHead, RmsNorm, Rope, project};
 use mlxcel_sdk::prelude::*;
 
 use crate::config::{DecoderConfig, Defaults};
@@ -142,22 +142,21 @@ impl LoopDecoder {
     }
 
     fn qkv(&self, layer: &Layer, x: &Tensor, step: &Step<'_>) -> Result<Qkv> {
-        let x = layer.input_norm.forward(x)?;
+        let norm = Some(&layer.input_norm);
+        let [q, k, v] = project(x, norm, [&layer.q, &layer.k, &layer.v])?;
         let split = |t: Tensor, n: usize| t.reshape(&[-1, n as i64, self.head_dim as i64]);
-        let q = split(layer.q.forward(&x)?, self.heads)?;
-        let k = split(layer.k.forward(&x)?, self.kv_heads)?;
         Ok(Qkv {
-            q: self.rope.forward(&q, &step.positions)?,
-            k: self.rope.forward(&k, &step.positions)?,
-            v: split(layer.v.forward(&x)?, self.kv_heads)?,
+            q: self.rope.forward(&split(q, self.heads)?, &step.positions)?,
+            k: (self.rope).forward(&split(k, self.kv_heads)?, &step.positions)?,
+            v: split(v, self.kv_heads)?,
         })
     }
 
     /// Adds what was attended and the feed-forward block to the residual stream.
     fn finish(&self, layer: &Layer, x: &Tensor, attended: &Tensor) -> Result<Tensor> {
         let width = (self.heads * self.head_dim) as i64;
-        let x = x.add(&layer.o.forward(&attended.reshape(&[-1, width])?)?)?;
-        x.add(&layer.mlp.forward(&layer.post_norm.forward(&x)?)?)
+        let x = layer.o.forward_onto(&attended.reshape(&[-1, width])?, x)?;
+        layer.mlp.forward_onto(&x, &layer.post_norm)
     }
 }
 
@@ -182,7 +181,7 @@ impl Model for LoopDecoder {
             x = self.finish(layer, &x, &mixed)?;
         }
         let rows = step.logit_rows(&x)?; // [R, hidden]
-        self.head.forward(&self.norm.forward(&rows)?) // [R, V]
+        self.head.forward_normed(&rows, &self.norm) // [R, V]
     }
 }
 

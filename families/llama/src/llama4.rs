@@ -6,12 +6,15 @@
 //! Of a checkpoint with images the text part is run: its settings are in `text_config`, its weights
 //! below `language_model`. The reference is transformers' `modeling_llama4.py`.
 
-use mlxcel_sdk::nn::{Activation, Experts, GatedMlp, Linear, RopeConfig};
+use mlxcel_sdk::nn::{
+    Activation, Decoder, DecoderLayer, DecoderShape, Experts, FeedForward, GatedMlp, Linear,
+    RopeConfig,
+};
 use mlxcel_sdk::prelude::*;
 use serde_json::Value;
 
 use crate::gguf;
-use crate::model::{Block, Decoder, FeedForward, Frame, Places, load_rope_of};
+use crate::model::{Places, load_rope_of};
 use crate::tempered::{Temperature, TemperedAttention, TemperedConfig};
 
 struct Llama4;
@@ -332,15 +335,16 @@ impl Architecture for Llama4 {
         let config = Llama4Config::read(config)?;
         let places = Places::nested(weights, &OTHER_PARTS);
         let rope = load_rope_of(&config.rope, config.head_dim, true, &places.model)?;
-        let frame = Frame {
+        let shape = DecoderShape {
             vocab: config.vocab,
             hidden: config.hidden,
             eps: config.eps,
+            norms_minus_one: false,
             tied: config.tied,
             n_layers: config.layers.len(),
         };
         let kinds = &config.layers;
-        let model = Decoder::with_blocks(&frame, &places, |index, layer| {
+        let model = Decoder::load(&shape, &places.model, &places.head, |index, layer| {
             let (rotated, chunked, sparse) = kinds
                 .get(index)
                 .map_or((true, false, false), |k| (k.rope, k.chunked, k.sparse));
@@ -370,7 +374,7 @@ impl Architecture for Llama4 {
                     config.activation,
                 )?)
             };
-            Block::load(layer, (config.hidden, config.eps), attention, feed_forward)
+            DecoderLayer::load(layer, &shape, Box::new(attention), feed_forward)
         })?;
         Ok(Box::new(model))
     }

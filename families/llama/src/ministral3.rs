@@ -1,11 +1,12 @@
 //! `ministral3`: the mistral decoder with yarn rotary embedding and queries that grow sharper beyond
 //! the original context (`llama_4_scaling_beta`).
 
+use mlxcel_sdk::nn::{Decoder, DecoderLayer};
 use mlxcel_sdk::prelude::*;
 
 use crate::config::{DecoderConfig, Defaults};
 use crate::gguf;
-use crate::model::{Block, Decoder, Places, gated_mlp, load_rope};
+use crate::model::{Places, gated_mlp, load_rope};
 use crate::tempered::{Temperature, TemperedAttention, TemperedConfig};
 
 struct Ministral3;
@@ -58,7 +59,8 @@ impl Ministral3Config {
     pub(crate) fn load(&self, places: &Places) -> Result<Decoder> {
         let decoder = &self.decoder;
         let rope = load_rope(decoder, &places.model)?;
-        Decoder::with_blocks(&decoder.frame(), places, |index, layer| {
+        let shape = decoder.shape();
+        Decoder::load(&shape, &places.model, &places.head, |index, layer| {
             let attention = TemperedConfig {
                 layer: index,
                 hidden: decoder.hidden,
@@ -72,8 +74,8 @@ impl Ministral3Config {
             };
             let at = layer.at("self_attn");
             let attention = TemperedAttention::load(&at, attention, Some(rope.clone()))?;
-            let widths = (decoder.hidden, decoder.eps);
-            Block::load(layer, widths, attention, gated_mlp(decoder, layer)?)
+            let mlp = gated_mlp(decoder, layer)?;
+            DecoderLayer::load(layer, &shape, Box::new(attention), mlp)
         })
     }
 }

@@ -6,7 +6,7 @@ use mlxcel_sdk::prelude::*;
 
 use crate::config::{DecoderConfig, Defaults};
 use crate::ministral3::Ministral3Config;
-use crate::model::{Decoder, Places, gated_mlp};
+use crate::model::{Places, gated_mlp, load_plain};
 
 struct Mistral3;
 
@@ -90,7 +90,7 @@ impl Architecture for Mistral3 {
         let places = Places::nested(weights, &OTHER_PARTS);
         let model = match Text::read(config)? {
             Text::Mistral(decoder) => {
-                Decoder::load(&decoder, &places, |layer| gated_mlp(&decoder, layer))?
+                load_plain(&decoder, &places, |layer| gated_mlp(&decoder, layer))?
             }
             Text::Ministral3(config) => config.load(&places)?,
         };

@@ -1,11 +1,11 @@
 //! `mixtral`: the llama decoder with a mixture of experts in place of the feed-forward block.
 
-use mlxcel_sdk::nn::{Activation, Experts, TopKRouter};
+use mlxcel_sdk::nn::{Activation, Experts, FeedForward, TopKRouter};
 use mlxcel_sdk::prelude::*;
 
 use crate::config::{DecoderConfig, Defaults};
 use crate::gguf;
-use crate::model::{Decoder, FeedForward, Places};
+use crate::model::{Places, load_plain};
 
 struct Mixtral;
 
@@ -107,7 +107,7 @@ impl Architecture for Mixtral {
 
     fn load(&self, config: &Config<'_>, weights: &Weights) -> Result<Box<dyn Model>> {
         let config = read(config)?;
-        let model = Decoder::load(&config.decoder, &Places::text(weights), |layer| {
+        let model = load_plain(&config.decoder, &Places::text(weights), |layer| {
             Ok(Box::new(SparseMlp::load(layer, &config)?) as Box<dyn FeedForward>)
         })?;
         Ok(Box::new(model))

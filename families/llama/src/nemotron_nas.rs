@@ -3,13 +3,14 @@
 //! how many key heads and inner features it has. After `nemotron-nas.py` of mlx-lm.
 
 use mlxcel_sdk::nn::{
-    Activation, Attention, AttentionConfig, GatedMlp, Linear, RmsNorm, RopeConfig,
+    Activation, Attention, AttentionConfig, Decoder, DecoderLayer, DecoderShape, FeedForward,
+    GatedMlp, Linear, Mixer, RmsNorm, RopeConfig,
 };
 use mlxcel_sdk::prelude::*;
 use serde_json::{Map, Value};
 
 use crate::gguf;
-use crate::model::{Block, Decoder, FeedForward, Frame, Mixer, Places, load_rope_of};
+use crate::model::{Places, load_rope_of};
 
 struct NemotronNas;
 
@@ -98,11 +99,12 @@ impl NasConfig {
         })
     }
 
-    fn frame(&self) -> Frame {
-        Frame {
+    fn shape(&self) -> DecoderShape {
+        DecoderShape {
             vocab: self.vocab,
             hidden: self.hidden,
             eps: self.eps,
+            norms_minus_one: false,
             tied: self.tied,
             n_layers: self.blocks.len(),
         }
@@ -223,15 +225,32 @@ fn inner_width(multiple: f64, hidden: usize) -> usize {
     width.next_multiple_of(256)
 }
 
-impl Mixer for Linear {
-    fn forward(&self, x: &Tensor, _step: &Step<'_>) -> Result<Tensor> {
-        Linear::forward(self, x)
+/// A linear layer in place of a half.
+struct Replacement(Linear);
+
+impl Replacement {
+    fn onto(&self, x: &Tensor, norm: &RmsNorm) -> Result<Tensor> {
+        self.0.forward_onto(&norm.forward(x)?, x)
     }
 }
 
-impl FeedForward for Linear {
+impl Mixer for Replacement {
+    fn forward(&self, x: &Tensor, _step: &Step<'_>) -> Result<Tensor> {
+        self.0.forward(x)
+    }
+
+    fn forward_onto(&self, x: &Tensor, norm: &RmsNorm, _step: &Step<'_>) -> Result<Tensor> {
+        self.onto(x, norm)
+    }
+}
+
+impl FeedForward for Replacement {
     fn forward(&self, x: &Tensor) -> Result<Tensor> {
-        Linear::forward(self, x)
+        self.0.forward(x)
+    }
+
+    fn forward_onto(&self, x: &Tensor, norm: &RmsNorm) -> Result<Tensor> {
+        self.onto(x, norm)
     }
 }
 
@@ -273,11 +292,12 @@ impl Architecture for NemotronNas {
         let config = NasConfig::read(config)?;
         let places = Places::text(weights);
         let rope = load_rope_of(&config.rope, config.head_dim, false, &places.model)?;
-        let (hidden, eps) = (config.hidden, config.eps);
-        let model = Decoder::with_blocks(&config.frame(), &places, |index, layer| {
+        let hidden = config.hidden;
+        let shape = config.shape();
+        let model = Decoder::load(&shape, &places.model, &places.head, |index, layer| {
             let halves = config.blocks.get(index).copied();
             let (attention, feed_forward) = halves.unwrap_or((Half::Absent, Half::Absent));
-            let norm = |name: &str| RmsNorm::load(&layer.at(name), hidden, eps);
+            let norm = |name: &str| shape.norm(&layer.at(name));
             // As published first, then as mlx-lm calls them.
             let replacement = |[module, published]: [&str; 2], bias: bool| {
                 let at = layer.at(module);
@@ -287,7 +307,7 @@ impl Architecture for NemotronNas {
                 } else {
                     at.at("linear")
                 };
-                Linear::load(&linear, hidden, hidden, bias)
+                Linear::load(&linear, hidden, hidden, bias).map(Replacement)
             };
             let mixer: Option<Box<dyn Mixer>> = match attention {
                 Half::Absent => None,
@@ -328,7 +348,7 @@ impl Architecture for NemotronNas {
                     Some(Box::new(mlp))
                 }
             };
-            Ok(Block {
+            Ok(DecoderLayer {
                 mixer: match mixer {
                     Some(mixer) => Some((norm("input_layernorm")?, mixer)),
                     None => None,

@@ -4,7 +4,7 @@ use mlxcel_sdk::prelude::*;
 
 use crate::config::{DecoderConfig, Defaults};
 use crate::gguf;
-use crate::model::{Decoder, Places, gated_mlp};
+use crate::model::{Places, gated_mlp, load_plain};
 
 struct SmolLm3;
 
@@ -68,7 +68,7 @@ impl Architecture for SmolLm3 {
 
     fn load(&self, config: &Config<'_>, weights: &Weights) -> Result<Box<dyn Model>> {
         let config = read(config)?;
-        let model = Decoder::load(&config, &Places::text(weights), |layer| {
+        let model = load_plain(&config, &Places::text(weights), |layer| {
             gated_mlp(&config, layer)
         })?;
         Ok(Box::new(model))

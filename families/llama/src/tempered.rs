@@ -1,7 +1,7 @@
 //! Attention of long-context models: queries grow sharper with their position, and a layer may look
 //! at its own chunk of the sequence only.
 
-use mlxcel_sdk::nn::{Linear, Rope};
+use mlxcel_sdk::nn::{Linear, Mixer, RmsNorm, Rope, project};
 use mlxcel_sdk::prelude::*;
 
 /// `1 + scale * ln(1 + floor((position + offset) / length))`, a factor on queries
@@ -73,13 +73,15 @@ impl TemperedAttention {
     }
 }
 
-impl crate::model::Mixer for TemperedAttention {
-    fn forward(&self, x: &Tensor, step: &Step<'_>) -> Result<Tensor> {
+impl TemperedAttention {
+    /// What `o_proj` takes, `[T, H D]`.
+    fn attended(&self, x: &Tensor, norm: Option<&RmsNorm>, step: &Step<'_>) -> Result<Tensor> {
         let config = &self.config;
-        let split = |t: Tensor, n: usize| t.reshape(&[-1, n as i64, config.head_dim as i64]);
-        let mut q = split(self.q.forward(x)?, config.heads)?; // [T, H, D]
-        let mut k = split(self.k.forward(x)?, config.kv_heads)?; // [T, Hkv, D]
-        let v = split(self.v.forward(x)?, config.kv_heads)?;
+        let split = |t: &Tensor, n: usize| t.reshape(&[-1, n as i64, config.head_dim as i64]);
+        let [q, k, v] = project(x, norm, [&self.q, &self.k, &self.v])?;
+        let mut q = split(&q, config.heads)?; // [T, H, D]
+        let mut k = split(&k, config.kv_heads)?; // [T, Hkv, D]
+        let v = split(&v, config.kv_heads)?;
         if let Some(rope) = &self.rope {
             q = rope.forward(&q, &step.positions)?;
             k = rope.forward(&k, &step.positions)?;
@@ -100,7 +102,16 @@ impl crate::model::Mixer for TemperedAttention {
             Some(chunk) => step.attend_in_chunk(config.layer, &q, &k, &v, &options, chunk)?,
             None => step.attend(config.layer, &q, &k, &v, &options)?,
         };
-        self.o
-            .forward(&y.reshape(&[-1, (config.heads * config.head_dim) as i64])?) // [T, H]
+        y.reshape(&[-1, (config.heads * config.head_dim) as i64])
+    }
+}
+
+impl Mixer for TemperedAttention {
+    fn forward(&self, x: &Tensor, step: &Step<'_>) -> Result<Tensor> {
+        self.o.forward(&self.attended(x, None, step)?) // [T, H]
+    }
+
+    fn forward_onto(&self, x: &Tensor, norm: &RmsNorm, step: &Step<'_>) -> Result<Tensor> {
+        self.o.forward_onto(&self.attended(x, Some(norm), step)?, x)
     }
 }

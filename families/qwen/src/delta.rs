@@ -2,7 +2,7 @@
 //! projections. `T` rows, `Hk` and `Hv` heads of keys and values.
 
 use mlxcel_sdk::abi::kinds::{glu, unary};
-use mlxcel_sdk::nn::{Linear, RmsNorm};
+use mlxcel_sdk::nn::{Linear, Mixer, RmsNorm, project};
 use mlxcel_sdk::prelude::*;
 use mlxcel_sdk::{GatedDelta, ShortConv};
 
@@ -76,10 +76,25 @@ impl Projections {
         Ok(Self { wide, rates })
     }
 
-    fn forward(&self, x: &Tensor, config: &DeltaConfig) -> Result<Projected> {
+    /// Projects `x`, or its norm.
+    fn forward(
+        &self,
+        x: &Tensor,
+        norm: Option<&RmsNorm>,
+        config: &DeltaConfig,
+    ) -> Result<Projected> {
         let (heads, dim) = (config.value_heads as i64, config.value_dim as i64);
         let (groups, key) = (config.key_heads as i64, config.key_dim as i64);
         let each = heads / groups;
+        if let (Wide::Apart(qkv, z), Rates::Apart(b, a)) = (&self.wide, &self.rates) {
+            let [mixed, z, b, a] = project(x, norm, [qkv, z, b, a])?;
+            let z = z.reshape(&[-1, heads, dim])?;
+            return Ok(Projected { mixed, z, b, a });
+        }
+        let x = &match norm {
+            Some(norm) => norm.forward(x)?,
+            None => x.clone(),
+        };
         let (mixed, z) = match &self.wide {
             Wide::Apart(qkv, z) => (qkv.forward(x)?, z.forward(x)?),
             Wide::Joined(qkvz) => {
@@ -173,8 +188,8 @@ impl DeltaNet {
         })
     }
 
-    /// `[T, hidden]` to `[T, hidden]`.
-    pub(crate) fn forward(&self, x: &Tensor, step: &Step<'_>) -> Result<Tensor> {
+    /// What `out_proj` takes, `[T, Hv Dv]`.
+    fn mixed(&self, x: &Tensor, norm: Option<&RmsNorm>, step: &Step<'_>) -> Result<Tensor> {
         let DeltaConfig {
             key_heads,
             value_heads,
@@ -183,7 +198,7 @@ impl DeltaNet {
             ..
         } = self.config;
         let (keys, values) = self.config.widths();
-        let Projected { mixed, z, b, a } = self.projections.forward(x, &self.config)?;
+        let Projected { mixed, z, b, a } = self.projections.forward(x, norm, &self.config)?;
         let conv = ShortConv {
             weight: &self.kernel,
             bias: None,
@@ -223,7 +238,17 @@ impl DeltaNet {
         };
         let y = step.gated_delta(self.layer, DELTA_STATE, &inputs)?; // [T, Hv, Dv]
         let y = z.glu(glu::SILU, &self.norm.forward(&y)?)?;
-        self.out.forward(&y.reshape(&[-1, values as i64])?)
+        y.reshape(&[-1, values as i64])
+    }
+}
+
+impl Mixer for DeltaNet {
+    fn forward(&self, x: &Tensor, step: &Step<'_>) -> Result<Tensor> {
+        self.out.forward(&self.mixed(x, None, step)?)
+    }
+
+    fn forward_onto(&self, x: &Tensor, norm: &RmsNorm, step: &Step<'_>) -> Result<Tensor> {
+        self.out.forward_onto(&self.mixed(x, Some(norm), step)?, x)
     }
 }
 

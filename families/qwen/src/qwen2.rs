@@ -1,12 +1,12 @@
 //! `qwen2`: biases on the query, key and value projections, tied or own head, and sliding windows
 //! in the layers from `max_window_layers` on. Qwen1.5, Qwen2 and Qwen2.5 have this type.
 
-use mlxcel_sdk::nn::GatedMlp;
+use mlxcel_sdk::nn::{FeedForward, GatedMlp};
 use mlxcel_sdk::prelude::*;
 
 use crate::config::{DecoderConfig, Line, probe_text};
 use crate::gguf::{self, Kind};
-use crate::model::{Decoder, FeedForward};
+use crate::model;
 use crate::windows::WindowRule;
 
 struct Qwen2;
@@ -55,7 +55,7 @@ impl Architecture for Qwen2 {
 
     fn load(&self, config: &Config<'_>, weights: &Weights) -> Result<Box<dyn Model>> {
         let Qwen2Config { decoder, inner } = read(config)?;
-        let model = Decoder::load(&decoder, weights, |_, layer| {
+        let model = model::load(&decoder, weights, |_, layer| {
             let (at, hidden) = (layer.at("mlp"), decoder.hidden);
             let mlp = GatedMlp::load(&at, hidden, inner, false, decoder.activation)?;
             Ok(Box::new(mlp) as Box<dyn FeedForward>)

@@ -5,7 +5,7 @@ use mlxcel_sdk::prelude::*;
 
 use crate::config::{DecoderConfig, Line, probe_text};
 use crate::gguf::{self, Kind};
-use crate::model::Decoder;
+use crate::model;
 use crate::sparse::{SparseConfig, SparseDefaults};
 use crate::windows::WindowRule;
 
@@ -55,7 +55,7 @@ impl Architecture for Qwen2Moe {
 
     fn load(&self, config: &Config<'_>, weights: &Weights) -> Result<Box<dyn Model>> {
         let (decoder, sparse) = read(config)?;
-        let model = Decoder::load(&decoder, weights, |layer, at| {
+        let model = model::load(&decoder, weights, |layer, at| {
             sparse.load_layer(layer, &at.at("mlp"), decoder.hidden, decoder.activation)
         })?;
         Ok(Box::new(model))

@@ -1,12 +1,12 @@
 //! `qwen3`: an RMS norm on every query and key head in place of biases, a head width of its own,
 //! and sliding windows as in `qwen2`.
 
-use mlxcel_sdk::nn::GatedMlp;
+use mlxcel_sdk::nn::{FeedForward, GatedMlp};
 use mlxcel_sdk::prelude::*;
 
 use crate::config::{DecoderConfig, Line, probe_text};
 use crate::gguf::{self, Kind};
-use crate::model::{Decoder, FeedForward};
+use crate::model;
 use crate::windows::WindowRule;
 
 struct Qwen3;
@@ -58,7 +58,7 @@ impl Architecture for Qwen3 {
 
     fn load(&self, config: &Config<'_>, weights: &Weights) -> Result<Box<dyn Model>> {
         let Qwen3Config { decoder, inner } = read(config)?;
-        let model = Decoder::load(&decoder, weights, |_, layer| {
+        let model = model::load(&decoder, weights, |_, layer| {
             let (at, hidden) = (layer.at("mlp"), decoder.hidden);
             let mlp = GatedMlp::load(&at, hidden, inner, false, decoder.activation)?;
             Ok(Box::new(mlp) as Box<dyn FeedForward>)

@@ -1,12 +1,11 @@
 //! `qwen3_5`: the hybrid with dense blocks, alone or as the text half of the published multimodal model.
 
-use mlxcel_sdk::nn::GatedMlp;
+use mlxcel_sdk::nn::{FeedForward, GatedMlp};
 use mlxcel_sdk::prelude::*;
 
-use crate::hybrid::Hybrid;
+use crate::hybrid;
 use crate::hybrid_config::{HybridConfig, Layout};
 use crate::hybrid_gguf;
-use crate::model::FeedForward;
 
 struct Qwen35;
 
@@ -75,7 +74,7 @@ impl Architecture for Qwen35 {
     fn load(&self, config: &Config<'_>, weights: &Weights) -> Result<Box<dyn Model>> {
         let (hybrid, inner) = read(config)?;
         let (hidden, activation) = (hybrid.hidden, hybrid.activation);
-        let model = Hybrid::load(&hybrid, weights, |_, at| {
+        let model = hybrid::load(&hybrid, weights, |_, at| {
             let mlp = GatedMlp::load(&at.at("mlp"), hidden, inner, false, activation)?;
             Ok(Box::new(mlp) as Box<dyn FeedForward>)
         })?;

@@ -2,7 +2,7 @@
 
 use mlxcel_sdk::prelude::*;
 
-use crate::hybrid::Hybrid;
+use crate::hybrid;
 use crate::hybrid_config::{HybridConfig, Layout};
 use crate::hybrid_gguf;
 use crate::qwen3_5::{of_text, probe_text_half};
@@ -55,7 +55,7 @@ impl Architecture for Qwen35Moe {
 
     fn load(&self, config: &Config<'_>, weights: &Weights) -> Result<Box<dyn Model>> {
         let (hybrid, sparse) = read(config)?;
-        let model = Hybrid::load(&hybrid, weights, |layer, at| {
+        let model = hybrid::load(&hybrid, weights, |layer, at| {
             sparse.load_layer(layer, &at.at("mlp"), hybrid.hidden, hybrid.activation)
         })?;
         Ok(Box::new(model))

@@ -4,7 +4,7 @@
 use mlxcel_sdk::prelude::*;
 
 use crate::config::probe_text;
-use crate::hybrid::Hybrid;
+use crate::hybrid;
 use crate::hybrid_config::{HybridConfig, Layout};
 use crate::hybrid_gguf;
 use crate::sparse::{SparseConfig, SparseDefaults};
@@ -50,7 +50,7 @@ impl Architecture for Qwen3Next {
 
     fn load(&self, config: &Config<'_>, weights: &Weights) -> Result<Box<dyn Model>> {
         let (hybrid, sparse) = read(config)?;
-        let model = Hybrid::load(&hybrid, weights, |layer, at| {
+        let model = hybrid::load(&hybrid, weights, |layer, at| {
             sparse.load_layer(layer, &at.at("mlp"), hybrid.hidden, hybrid.activation)
         })?;
         Ok(Box::new(model))

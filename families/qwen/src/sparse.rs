@@ -1,10 +1,8 @@
 //! The mixture of experts of both generations: settings, which layers have one, and the block with
 //! its optional shared expert.
 
-use mlxcel_sdk::nn::{Activation, Experts, GatedMlp, Linear, TopKRouter};
+use mlxcel_sdk::nn::{Activation, Experts, FeedForward, GatedMlp, Linear, TopKRouter};
 use mlxcel_sdk::prelude::*;
-
-use crate::model::FeedForward;
 
 /// Values of a configuration that does not give them.
 pub(crate) struct SparseDefaults {

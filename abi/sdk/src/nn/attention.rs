@@ -1,7 +1,7 @@
 //! Multi-head attention with grouped keys and values over the host's cache.
 
-use crate::nn::{Linear, RmsNorm, Rope};
-use crate::{AttendOptions, Result, Step, Tensor, Weights};
+use crate::nn::{Linear, RmsNorm, Rope, RotatedAttention, project};
+use crate::{Result, Step, Tensor, Weights};
 
 /// Shape and variants of one attention layer.
 #[derive(Debug, Clone)]
@@ -31,14 +31,11 @@ pub struct AttentionConfig {
 /// `q_proj`, `k_proj`, `v_proj`, optional head norms, rotary embedding, attention, `o_proj`.
 #[derive(Debug, Clone)]
 pub struct Attention {
-    config: AttentionConfig,
     q: Linear,
     k: Linear,
     v: Linear,
+    inner: RotatedAttention,
     o: Linear,
-    q_norm: Option<RmsNorm>,
-    k_norm: Option<RmsNorm>,
-    rope: Option<Rope>,
 }
 
 impl Attention {
@@ -54,58 +51,46 @@ impl Attention {
         rope: Option<Rope>,
         load_norm: impl Fn(&Weights, usize, f32) -> Result<RmsNorm>,
     ) -> Result<Self> {
-        let (hidden, head_dim) = (config.hidden, config.head_dim);
+        let (hidden, head_dim, bias) = (config.hidden, config.head_dim, config.qkv_bias);
         let (q_width, kv_width) = (config.heads * head_dim, config.kv_heads * head_dim);
-        let norm = |name: &str| {
-            config
-                .qk_norm_eps
-                .map(|eps| load_norm(&weights.at(name), head_dim, eps))
-                .transpose()
+        let linear = |name: &str, width| Linear::load(&weights.at(name), hidden, width, bias);
+        let norms = match config.qk_norm_eps {
+            Some(eps) => Some([
+                load_norm(&weights.at("q_norm"), head_dim, eps)?,
+                load_norm(&weights.at("k_norm"), head_dim, eps)?,
+            ]),
+            None => None,
         };
         Ok(Self {
-            q: Linear::load(&weights.at("q_proj"), hidden, q_width, config.qkv_bias)?,
-            k: Linear::load(&weights.at("k_proj"), hidden, kv_width, config.qkv_bias)?,
-            v: Linear::load(&weights.at("v_proj"), hidden, kv_width, config.qkv_bias)?,
+            q: linear("q_proj", q_width)?,
+            k: linear("k_proj", kv_width)?,
+            v: linear("v_proj", kv_width)?,
+            inner: RotatedAttention::new(config.layer, config.heads, config.kv_heads, head_dim)
+                .with_norms(norms)
+                .with_rope(rope)
+                .with_scores(config.scale, config.softcap),
             o: Linear::load(&weights.at("o_proj"), q_width, hidden, config.out_bias)?,
-            q_norm: norm("q_norm")?,
-            k_norm: norm("k_norm")?,
-            rope,
-            config,
         })
     }
 
     /// `[T, hidden]` to `[T, hidden]`.
     pub fn forward(&self, x: &Tensor, step: &Step<'_>) -> Result<Tensor> {
-        let AttentionConfig {
-            layer,
-            heads,
-            kv_heads,
-            head_dim,
-            scale,
-            softcap,
-            ..
-        } = self.config;
-        let split = |t: Tensor, n: usize| t.reshape(&[-1, n as i64, head_dim as i64]);
-        let mut q = split(self.q.forward(x)?, heads)?; // [T, H, D]
-        let mut k = split(self.k.forward(x)?, kv_heads)?; // [T, Hkv, D]
-        let v = split(self.v.forward(x)?, kv_heads)?;
-        if let Some(norm) = &self.q_norm {
-            q = norm.forward(&q)?;
-        }
-        if let Some(norm) = &self.k_norm {
-            k = norm.forward(&k)?;
-        }
-        if let Some(rope) = &self.rope {
-            q = rope.forward(&q, &step.positions)?;
-            k = rope.forward(&k, &step.positions)?;
-        }
-        let options = AttendOptions {
-            scale,
-            softcap,
-            ..AttendOptions::default()
-        };
-        let y = step.attend(layer, &q, &k, &v, &options)?; // [T, H, D]
-        self.o
-            .forward(&y.reshape(&[-1, (heads * head_dim) as i64])?)
+        self.o.forward(&self.attended(x, None, step)?)
+    }
+
+    /// As `forward`, of the norm of `x`.
+    pub fn forward_normed(&self, x: &Tensor, norm: &RmsNorm, step: &Step<'_>) -> Result<Tensor> {
+        self.o.forward(&self.attended(x, Some(norm), step)?)
+    }
+
+    /// `x` plus the layer's result for the norm of `x`.
+    pub fn forward_onto(&self, x: &Tensor, norm: &RmsNorm, step: &Step<'_>) -> Result<Tensor> {
+        self.o.forward_onto(&self.attended(x, Some(norm), step)?, x)
+    }
+
+    /// What `o_proj` takes: `[T, H * D]`.
+    fn attended(&self, x: &Tensor, norm: Option<&RmsNorm>, step: &Step<'_>) -> Result<Tensor> {
+        let [q, k, v] = project(x, norm, [&self.q, &self.k, &self.v])?;
+        self.inner.forward([&q, &k, &v], step)
     }
 }

@@ -2,7 +2,7 @@
 
 use mlxcel_abi::DType;
 
-use crate::nn::Linear;
+use crate::nn::{Linear, RmsNorm, project};
 use crate::ops::QuantizedTensor;
 use crate::{Result, Tensor, Weights, quant};
 
@@ -75,5 +75,11 @@ impl LmHead {
     /// `[R, width]` to `[R, vocabulary]`.
     pub fn forward(&self, hidden: &Tensor) -> Result<Tensor> {
         self.0.forward(hidden)
+    }
+
+    /// As `forward`, of the norm of `hidden`.
+    pub fn forward_normed(&self, hidden: &Tensor, norm: &RmsNorm) -> Result<Tensor> {
+        let [logits] = project(hidden, Some(norm), [&self.0])?;
+        Ok(logits)
     }
 }

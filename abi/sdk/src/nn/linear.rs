@@ -1,5 +1,9 @@
 //! Linear layer, plain or quantised as the checkpoint has it.
 
+use mlxcel_abi::fused_args::LinearWeight;
+
+use crate::backend::FusedSite;
+use crate::nn::projection;
 use crate::ops::QuantizedTensor;
 use crate::{Result, Tensor, Weights, quant};
 
@@ -15,6 +19,7 @@ enum Kernel {
 pub struct Linear {
     kernel: Kernel,
     bias: Option<Tensor>,
+    site: FusedSite,
 }
 
 impl Linear {
@@ -31,7 +36,11 @@ impl Linear {
         let bias = bias
             .then(|| weights.tensor("bias", &[outputs as i64]))
             .transpose()?;
-        Ok(Self { kernel, bias })
+        Ok(Self {
+            kernel,
+            bias,
+            site: FusedSite::default(),
+        })
     }
 
     /// A layer over a weight `[outputs, inputs]` that is there already (tied heads).
@@ -39,6 +48,7 @@ impl Linear {
         Ok(Self {
             kernel: Kernel::Plain(weight.t()?),
             bias: None,
+            site: FusedSite::default(),
         })
     }
 
@@ -47,6 +57,7 @@ impl Linear {
         Self {
             kernel: Kernel::Quantized(weight),
             bias: None,
+            site: FusedSite::default(),
         }
     }
 
@@ -60,5 +71,28 @@ impl Linear {
             Some(bias) => y.add(bias),
             None => Ok(y),
         }
+    }
+
+    /// `residual` plus the layer's result for `x` `[T, inputs]`.
+    pub fn forward_onto(&self, x: &Tensor, residual: &Tensor) -> Result<Tensor> {
+        projection::onto(x, self, residual)
+    }
+
+    /// The layer as part of a fused operation.
+    pub(crate) fn raw(&self) -> LinearWeight {
+        let mut raw = LinearWeight {
+            bias: Tensor::handle_of(self.bias.as_ref()),
+            ..LinearWeight::default()
+        };
+        match &self.kernel {
+            Kernel::Plain(weight) => raw.plain = weight.handle(),
+            Kernel::Quantized(weight) => raw.quantized = weight.raw(),
+        }
+        raw
+    }
+
+    /// Where the layer, first of those that go together, stands with `project`.
+    pub(crate) fn site(&self) -> &FusedSite {
+        &self.site
     }
 }

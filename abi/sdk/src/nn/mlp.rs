@@ -1,8 +1,11 @@
 //! Feed-forward blocks.
 
+use mlxcel_abi::Tensor as Handle;
+use mlxcel_abi::fused_args::GatedMlpArgs;
 use mlxcel_abi::kinds::glu;
 
-use crate::nn::Linear;
+use crate::backend::{Fused, FusedSite};
+use crate::nn::{Linear, RmsNorm};
 use crate::{Config, Result, Tensor, Weights};
 
 /// Activation of a gated block.
@@ -53,6 +56,7 @@ pub struct GatedMlp {
     down: Linear,
     activation: Activation,
     limit: Option<f64>,
+    site: FusedSite,
 }
 
 impl GatedMlp {
@@ -84,6 +88,7 @@ impl GatedMlp {
             down: Linear::load(&weights.at(down), inner, hidden, bias)?,
             activation,
             limit: None,
+            site: FusedSite::default(),
         })
     }
 
@@ -96,10 +101,54 @@ impl GatedMlp {
 
     /// `[T, hidden]` to `[T, hidden]`.
     pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
-        let gate = self.gate.forward(x)?;
-        let up = self.up.forward(x)?;
-        self.down
-            .forward(&gated(self.activation, self.limit, &gate, &up)?)
+        self.run(x, None, None)
+    }
+
+    /// As `forward`, of the norm of `x`.
+    pub fn forward_normed(&self, x: &Tensor, norm: &RmsNorm) -> Result<Tensor> {
+        self.run(x, Some(norm), None)
+    }
+
+    /// `x` plus the block's result for the norm of `x`.
+    pub fn forward_onto(&self, x: &Tensor, norm: &RmsNorm) -> Result<Tensor> {
+        self.run(x, Some(norm), Some(x))
+    }
+
+    fn run(&self, x: &Tensor, norm: Option<&RmsNorm>, residual: Option<&Tensor>) -> Result<Tensor> {
+        let composed = || {
+            let x = RmsNorm::apply(norm, x)?;
+            let (gate, up) = (self.gate.forward(&x)?, self.up.forward(&x)?);
+            let inner = gated(self.activation, self.limit, &gate, &up)?;
+            let y = self.down.forward(&inner)?;
+            residual.map_or_else(|| Ok(y.clone()), |residual| residual.add(&y))
+        };
+        if self.limit.is_some() {
+            return composed();
+        }
+        let fused = || self.fused(x, norm, residual);
+        x.backend()
+            .fused_at(Fused::GatedMlp, &self.site, fused, composed)
+    }
+
+    fn fused(
+        &self,
+        x: &Tensor,
+        norm: Option<&RmsNorm>,
+        residual: Option<&Tensor>,
+    ) -> Result<Tensor> {
+        let args = GatedMlpArgs {
+            x: x.handle(),
+            norm: RmsNorm::raw(norm),
+            gate: self.gate.raw(),
+            up: self.up.raw(),
+            down: self.down.raw(),
+            kind: self.activation.glu_kind(),
+            residual: Tensor::handle_of(residual),
+            ..GatedMlpArgs::default()
+        };
+        let mut out = Handle::NONE;
+        command!(x.backend().table(), gated_mlp, &args, &mut out)?;
+        Ok(Tensor::from_handle(x.backend(), out))
     }
 }
 

@@ -9,6 +9,8 @@
 
 use core::f64::consts::PI;
 
+use mlxcel_abi::fused_args::RotateArgs;
+
 use crate::nn::rope_scaling::{RopeConfig, RopeScaling};
 use crate::ops::RopeSpec;
 use crate::{DType, Result, Tensor, Weights};
@@ -130,6 +132,19 @@ impl Rope {
             .mul_scalar(self.attention_factor)?;
         let rest = rotated.narrow(2, dims, self.width as i64 - dims)?;
         Tensor::concat(x.backend(), &[&head, &rest], 2)
+    }
+
+    /// The embedding as part of a fused operation; none where that cannot say it: bases that depend
+    /// on the position, and factors on the rotated features.
+    pub(crate) fn raw(&self) -> Option<RotateArgs> {
+        (self.dynamic.is_none() && self.attention_factor == 1.0).then(|| RotateArgs {
+            dims: self.spec.dims,
+            interleaved: u32::from(self.spec.interleaved),
+            base: self.spec.base,
+            scale: self.spec.scale,
+            freqs: Tensor::handle_of(self.spec.freqs.as_ref()),
+            ..RotateArgs::default()
+        })
     }
 
     /// base(L) = base * (factor L / original - (factor - 1)) ^ (d / (d - 2)), L at least original.

@@ -6,11 +6,12 @@ use core::ffi::c_void;
 use std::collections::BTreeMap;
 
 use mlxcel_abi::family::{AttendArgs, KvApi};
+use mlxcel_abi::fused_args::RotateArgs;
 use mlxcel_abi::guard::guard;
 use mlxcel_abi::status::Status;
 use mlxcel_abi::{AbiError, DType, ErrorObj, Table, Tensor as Handle};
 
-use crate::{Backend, CacheDesc, DenseAttention, Result, Tensor};
+use crate::{Backend, CacheDesc, DenseAttention, Result, RopeSpec, Tensor};
 
 /// Keys `[N, Hkv, D]` and values `[N, Hkv, Dv]` of one layer.
 #[derive(Debug, Clone)]
@@ -80,6 +81,8 @@ pub(super) struct Server<'a> {
     pub parts: &'a [Rows],
     /// Rows of the step, padding included.
     pub n_rows: usize,
+    /// `[T]` i32.
+    pub positions: Tensor,
     pub caches: RefCell<Caches>,
     /// How often each layer's own caches were appended to, and its states written.
     pub attended: RefCell<Vec<usize>>,
@@ -100,6 +103,7 @@ impl Server<'_> {
         let mut table = KvApi {
             ctx: core::ptr::from_ref(self).cast_mut().cast(),
             attend: attend_slot,
+            attend_rotated: attend_rotated_slot,
             ..KvApi::stubs()
         };
         super::states::install(&mut table);
@@ -203,6 +207,71 @@ impl Server<'_> {
             &out.iter().collect::<Vec<_>>(),
             0,
         )?)
+    }
+
+    /// As `attend`, of flat rows and after norm and rotation, made of simple operations.
+    fn attend_rotated(
+        &self,
+        layer: usize,
+        args: &AttendArgs,
+        rotate: &RotateArgs,
+    ) -> mlxcel_abi::Result<Tensor> {
+        let (kv_heads, k_dim, v_dim) = match self.layers.get(layer) {
+            Some(
+                &(CacheDesc::Dense {
+                    kv_heads,
+                    k_dim,
+                    v_dim,
+                }
+                | CacheDesc::Window {
+                    kv_heads,
+                    k_dim,
+                    v_dim,
+                    ..
+                }),
+            ) => (kv_heads as i64, k_dim as i64, v_dim as i64),
+            _ => {
+                return Err(AbiError::unimplemented(format!(
+                    "layer {layer} has no plain keys and values"
+                )));
+            }
+        };
+        let flat = |handle: Handle, heads: i64, width: i64| {
+            let rows = self.share(handle)?;
+            if rows.shape()?.len() != 2 {
+                return Ok(rows);
+            }
+            rows.reshape(&[self.n_rows as i64, heads, width])
+        };
+        let turned = |rows: Tensor, weight: Handle| -> Result<Tensor> {
+            let optional = |t: Handle| (!t.is_none()).then(|| self.share(t)).transpose();
+            let rows = match rotate.normed {
+                0 => rows,
+                _ => rows.rms_norm(optional(weight)?.as_ref(), rotate.eps)?,
+            };
+            if rotate.dims == 0 {
+                return Ok(rows);
+            }
+            let spec = RopeSpec {
+                dims: rotate.dims,
+                interleaved: rotate.interleaved != 0,
+                base: rotate.base,
+                scale: rotate.scale,
+                freqs: optional(rotate.freqs)?,
+            };
+            rows.rope(&self.positions, &spec)
+        };
+        let q = turned(flat(args.q, -1, k_dim)?, rotate.q_norm)?;
+        let k = turned(flat(args.k, kv_heads, k_dim)?, rotate.k_norm)?;
+        let v = flat(args.v, kv_heads, v_dim)?;
+        let args = AttendArgs {
+            q: q.handle(),
+            k: k.handle(),
+            v: v.handle(),
+            ..*args
+        };
+        let mixed = self.attend(layer, &args)?;
+        Ok(mixed.reshape(&[self.n_rows as i64, -1])?)
     }
 
     /// Checks the call against the model's description.
@@ -335,6 +404,26 @@ unsafe extern "C" fn attend_slot(
         guard(err, || {
             let server = &*ctx.cast::<Server<'_>>();
             let mixed = server.attend(layer as usize, &AttendArgs::read(args)?)?;
+            out.write(mixed.into_handle()?);
+            Ok(())
+        })
+    }
+}
+
+unsafe extern "C" fn attend_rotated_slot(
+    ctx: *mut c_void,
+    layer: u32,
+    args: *const AttendArgs,
+    rotate: *const RotateArgs,
+    out: *mut Handle,
+    err: *mut *mut ErrorObj,
+) -> Status {
+    // SAFETY: as for `attend_slot`.
+    unsafe {
+        guard(err, || {
+            let server = &*ctx.cast::<Server<'_>>();
+            let (args, rotate) = (AttendArgs::read(args)?, RotateArgs::read(rotate)?);
+            let mixed = server.attend_rotated(layer as usize, &args, &rotate)?;
             out.write(mixed.into_handle()?);
             Ok(())
         })

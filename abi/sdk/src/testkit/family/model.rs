@@ -133,7 +133,9 @@ impl LoadedModel {
         tokens.resize(tokens.len() + options.padding_rows, 0);
         positions.resize(tokens.len(), 0);
 
+        let n_positions = positions.len() as i64;
         let server = Server {
+            positions: Tensor::from_slice(&self.backend, &positions, &[n_positions])?,
             backend: &self.backend,
             layers: &self.desc.layers,
             dtype: self.compute_dtype,
@@ -143,7 +145,7 @@ impl LoadedModel {
             attended: RefCell::new(vec![0; self.desc.layers.len()]),
             written: RefCell::default(),
         };
-        let logits = self.forward(&server, &tokens, &positions, &logit_rows)?;
+        let logits = self.forward(&server, &tokens, &logit_rows)?;
         let logits = self.read_logits(&logits, logit_rows.len())?;
         self.check_attended(&server.attended.borrow())?;
         *caches = server.caches.into_inner();
@@ -170,17 +172,15 @@ impl LoadedModel {
         &self,
         server: &Server<'_>,
         tokens: &[u32],
-        positions: &[i32],
         logit_rows: &[i32],
     ) -> Result<Tensor> {
         let n = tokens.len() as i64;
         let tokens = Tensor::from_slice(&self.backend, tokens, &[n])?;
-        let positions = Tensor::from_slice(&self.backend, positions, &[n])?;
         let logit_rows = Tensor::from_slice(&self.backend, logit_rows, &[logit_rows.len() as i64])?;
         let kv = server.table();
         let args = StepArgs {
             tokens: tokens.handle(),
-            positions: positions.handle(),
+            positions: server.positions.handle(),
             logit_rows: logit_rows.handle(),
             n_rows: n as u32,
             n_sequences: server.n_sequences() as u32,

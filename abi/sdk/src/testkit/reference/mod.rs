@@ -19,6 +19,7 @@ mod conv;
 mod edge;
 mod entry;
 mod fourier;
+mod fused_slots;
 mod indexing;
 mod inner;
 mod layers;
@@ -148,6 +149,7 @@ pub fn reference_backend(options: ReferenceOptions) -> ReferenceBackend {
     operation_slots::install(&mut table, &missing);
     product_slots::install(&mut table, &missing);
     cache_slots::install(&mut table, &missing);
+    fused_slots::install(&mut table, &missing);
     sampling::install(&mut table, &missing);
     ReferenceBackend {
         inner,
@@ -162,6 +164,7 @@ pub(in crate::testkit) fn install_all(table: &mut BackendOps) {
     operation_slots::install(table, &[]);
     product_slots::install(table, &[]);
     cache_slots::install(table, &[]);
+    fused_slots::install(table, &[]);
 }
 
 impl ReferenceBackend {
