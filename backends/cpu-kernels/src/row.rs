@@ -247,6 +247,8 @@ pub fn rms_norm(
 pub struct RopeTable {
     positions: Vec<i32>,
     periods: Vec<f32>,
+    /// Bits of the base and features that the periods are of, where they are of a base.
+    plain: Option<(u32, u32)>,
     scale: f32,
     cos: Vec<f32>,
     sin: Vec<f32>,
@@ -259,6 +261,7 @@ impl RopeTable {
         if self.positions == positions && self.periods == periods && self.scale == scale {
             return;
         }
+        self.plain = None;
         self.positions = positions.to_vec();
         self.periods = periods.to_vec();
         self.scale = scale;
@@ -272,6 +275,21 @@ impl RopeTable {
                 self.sin.push(sin);
             }
         }
+    }
+}
+
+impl RopeTable {
+    /// As [`RopeTable::prepare`] for the periods of a plain base, `base ^ (2 i / dims)`, which are not
+    /// computed again where the table has them.
+    pub fn prepare_plain(&mut self, positions: &[i32], base: f32, dims: u32, scale: f32) {
+        let plain = Some((base.to_bits(), dims));
+        if self.plain == plain && self.positions == positions && self.scale == scale {
+            return;
+        }
+        let step = f64::from(base).ln() * 2.0 / f64::from(dims);
+        let periods = (0..dims / 2).map(|i| (step * f64::from(i)).exp() as f32);
+        self.prepare(positions, &periods.collect::<Vec<_>>(), scale);
+        self.plain = plain;
     }
 }
 

@@ -103,7 +103,7 @@ unsafe fn attend_halves(
 
 /// # Safety
 /// The caller holds all tensors, and `row_starts` has `n_sequences + 1` values.
-unsafe fn attend(
+pub(super) unsafe fn attend(
     native: Native<'_>,
     state: &mut State,
     args: &PagedAttentionArgs,

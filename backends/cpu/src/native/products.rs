@@ -57,7 +57,7 @@ unsafe fn scales<'a>(view: &View) -> Option<Scales<'a>> {
 ///
 /// # Safety
 /// The tensors must live for `'a`.
-unsafe fn matrix<'a>(
+pub(super) unsafe fn matrix<'a>(
     native: &Native<'_>,
     w: &QuantizedWeight,
     only_two: bool,
@@ -131,41 +131,50 @@ fn quantized(
     }
     // SAFETY: a contiguous f32 view of a tensor that the caller holds.
     let input = unsafe { x.as_slice::<f32>() };
-    let m = input.len() / w.columns();
     let shape = with_last(x.shape(), w.rows());
     filled(&native, &shape, "quantized_matmul", |out| {
-        if qmatmul::takes(m, &w) {
-            let mut targets = [qmatmul::Target { w, y: out }];
-            return qmatmul::matmul(
-                state.isa,
-                state.precision,
-                &mut state.pool,
-                input,
-                &mut targets,
-                &mut state.prepared,
-            );
-        }
-        if state.precision != Precision::Exact && w.has_one_type() {
-            return gemm_integers::matmul(
-                state.isa,
-                state.precision,
-                &mut state.pool,
-                input,
-                &w,
-                out,
-                &mut state.prepared,
-                &state.rounded,
-            );
-        }
-        let (rows, columns) = (w.rows(), w.columns());
-        let product = Product {
-            x: input,
-            weight: Weight::Quantized(w),
-            rows,
-            columns,
-        };
-        gemm::matmul(state.isa, &mut state.pool, &product, out, &state.panels)
+        packed_product(state, input, w, out)
     })
+}
+
+/// `x @ w.T`. False when a kernel panicked.
+pub(super) fn packed_product(
+    state: &mut State,
+    x: &[f32],
+    w: QuantizedMatrix<'_>,
+    out: &mut [f32],
+) -> bool {
+    if qmatmul::takes(x.len() / w.columns(), &w) {
+        let mut targets = [qmatmul::Target { w, y: out }];
+        return qmatmul::matmul(
+            state.isa,
+            state.precision,
+            &mut state.pool,
+            x,
+            &mut targets,
+            &mut state.prepared,
+        );
+    }
+    if state.precision != Precision::Exact && w.has_one_type() {
+        return gemm_integers::matmul(
+            state.isa,
+            state.precision,
+            &mut state.pool,
+            x,
+            &w,
+            out,
+            &mut state.prepared,
+            &state.rounded,
+        );
+    }
+    let (rows, columns) = (w.rows(), w.columns());
+    let product = Product {
+        x,
+        weight: Weight::Quantized(w),
+        rows,
+        columns,
+    };
+    gemm::matmul(state.isa, &mut state.pool, &product, out, &state.panels)
 }
 
 /// `a @ b` where `b` is the transposed view of a row-major weight.
@@ -188,27 +197,29 @@ fn plain(native: Native<'_>, state: &mut State, a: Tensor, b: Tensor) -> Result<
     // SAFETY: `a` is a contiguous f32 view; `b` is f32 and its transpose is row-major, so that its
     // memory is `rows * columns` elements in order. The caller holds both tensors.
     let (input, weight) = unsafe { (x.as_slice::<f32>(), b.as_slice::<f32>()) };
-    let m = input.len() / columns;
     filled(&native, &with_last(x.shape(), rows), "matmul", |out| {
-        if m <= dense::MAX_ROWS {
-            return dense::matmul(
-                state.isa,
-                &mut state.pool,
-                input,
-                weight,
-                rows,
-                columns,
-                out,
-            );
-        }
-        let product = Product {
-            x: input,
-            weight: Weight::F32(weight),
-            rows,
-            columns,
-        };
-        gemm::matmul(state.isa, &mut state.pool, &product, out, &state.panels)
+        plain_product(state, input, weight, [rows, columns], out)
     })
+}
+
+/// `x @ w.T` with `w` `[rows, columns]`. False when a kernel panicked.
+pub(super) fn plain_product(
+    state: &mut State,
+    x: &[f32],
+    weight: &[f32],
+    [rows, columns]: [usize; 2],
+    out: &mut [f32],
+) -> bool {
+    if x.len() / columns <= dense::MAX_ROWS {
+        return dense::matmul(state.isa, &mut state.pool, x, weight, rows, columns, out);
+    }
+    let product = Product {
+        x,
+        weight: Weight::F32(weight),
+        rows,
+        columns,
+    };
+    gemm::matmul(state.isa, &mut state.pool, &product, out, &state.panels)
 }
 
 fn expand(native: Native<'_>, w: &QuantizedWeight, dtype: DType) -> Result<Option<Tensor>> {

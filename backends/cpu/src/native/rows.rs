@@ -10,7 +10,7 @@ use mlxcel_cpu_kernels::row::{self, Gate};
 use super::{State, filled, floats, slot};
 
 /// Elements below which a kernel runs on the calling thread alone.
-const SERIAL_BELOW: usize = 32_768;
+pub(super) const SERIAL_BELOW: usize = 32_768;
 
 pub(super) fn install(table: &mut BackendOps) {
     table.rms_norm = rms_norm;
@@ -33,14 +33,14 @@ slot!(binary_scalar(kind: u32, a: Tensor, scalar: f64, scalar_first: u32) |nativ
 });
 
 /// A result that several threads write, each its own range.
-struct Shared<'a> {
+pub(super) struct Shared<'a> {
     first: *mut f32,
     len: usize,
     life: core::marker::PhantomData<&'a mut [f32]>,
 }
 
 impl<'a> Shared<'a> {
-    fn new(out: &'a mut [f32]) -> Self {
+    pub(super) fn new(out: &'a mut [f32]) -> Self {
         Self {
             first: out.as_mut_ptr(),
             len: out.len(),
@@ -56,7 +56,7 @@ impl<'a> Shared<'a> {
         clippy::mut_from_ref,
         reason = "exclusiveness is by range, which is the caller's promise"
     )]
-    unsafe fn part(&self, range: core::ops::Range<usize>) -> &mut [f32] {
+    pub(super) unsafe fn part(&self, range: core::ops::Range<usize>) -> &mut [f32] {
         let (start, end) = (range.start.min(self.len), range.end.min(self.len));
         // SAFETY: inside the slice; exclusiveness is the caller's promise.
         unsafe { core::slice::from_raw_parts_mut(self.first.add(start), end.saturating_sub(start)) }
@@ -122,19 +122,20 @@ fn rotate(native: Native<'_>, state: &mut State, args: &RopeArgs) -> Result<Opti
     if !fits {
         return Ok(None);
     }
-    let periods: Vec<f32> = if args.freqs.is_none() {
-        let step = f64::from(args.base).ln() * 2.0 / f64::from(args.dims);
-        (0..half).map(|i| (step * i as f64).exp() as f32).collect()
-    } else {
-        match floats(&native, args.freqs)? {
-            // SAFETY: a contiguous f32 view of a tensor that the caller holds.
-            Some(freqs) if freqs.len() == half => unsafe { freqs.as_slice::<f32>() }.to_vec(),
-            _ => return Ok(None),
-        }
-    };
     // SAFETY: contiguous views of the checked types, of tensors that the caller holds.
     let (input, positions) = unsafe { (x.as_slice::<f32>(), positions.as_slice::<i32>()) };
-    state.rope.prepare(positions, &periods, args.scale);
+    if args.freqs.is_none() {
+        (state.rope).prepare_plain(positions, args.base, args.dims, args.scale);
+    } else {
+        match floats(&native, args.freqs)? {
+            Some(freqs) if freqs.len() == half => {
+                // SAFETY: a contiguous f32 view of a tensor that the caller holds.
+                let periods = unsafe { freqs.as_slice::<f32>() };
+                state.rope.prepare(positions, periods, args.scale);
+            }
+            _ => return Ok(None),
+        }
+    }
     let (heads, width) = (heads as usize, width as usize);
     let (table, interleaved) = (&state.rope, args.interleaved != 0);
     filled(&native, x.shape(), "rope", |out| {
@@ -159,6 +160,17 @@ fn rotate(native: Native<'_>, state: &mut State, args: &RopeArgs) -> Result<Opti
     })
 }
 
+/// The kernel of a gated activation, if there is one.
+pub(super) fn gate_of(kind: u32) -> Option<Gate> {
+    match kind {
+        glu_kind::SILU => Some(Gate::Silu),
+        glu_kind::GELU_TANH => Some(Gate::GeluTanh),
+        glu_kind::RELU => Some(Gate::Relu),
+        glu_kind::SIGMOID => Some(Gate::Sigmoid),
+        _ => None,
+    }
+}
+
 fn gated(
     native: Native<'_>,
     state: &mut State,
@@ -166,12 +178,8 @@ fn gated(
     gate: Tensor,
     up: Tensor,
 ) -> Result<Option<Tensor>> {
-    let kind = match kind {
-        glu_kind::SILU => Gate::Silu,
-        glu_kind::GELU_TANH => Gate::GeluTanh,
-        glu_kind::RELU => Gate::Relu,
-        glu_kind::SIGMOID => Gate::Sigmoid,
-        _ => return Ok(None),
+    let Some(kind) = gate_of(kind) else {
+        return Ok(None);
     };
     let (Some(gate), Some(up)) = (floats(&native, gate)?, floats(&native, up)?) else {
         return Ok(None);

@@ -1,0 +1,604 @@
+//! Fused operations: products of one input in one hand-over to the threads, with the norm before and
+//! biases, residuals and the gated activation after them. Sums are made in the order of the parts,
+//! so that a fused operation gives the very bits that its parts give.
+//!
+//! There are no slots of MLX behind these. What a kernel does not take is refused as unimplemented,
+//! and the SDK composes it.
+
+use core::ffi::c_void;
+use core::ops::Range;
+
+use mlxcel_abi::error::report;
+use mlxcel_abi::fused_args::{GatedMlpArgs, InputNorm, LinearWeight, ProjectArgs};
+use mlxcel_abi::ops::BackendOps;
+use mlxcel_abi::{AbiError, DType, ErrorObj, Result, Status, Tensor};
+use mlxcel_backend_mlx::native::{Native, View};
+use mlxcel_cpu_kernels::qmatmul::{self, Division};
+use mlxcel_cpu_kernels::{QuantizedMatrix, row};
+
+use super::products::{matrix, packed_product, plain_product};
+use super::rows::{SERIAL_BELOW, Shared, gate_of};
+use super::{Outcome, State, attempt, floats};
+
+pub(super) fn install(table: &mut BackendOps) {
+    table.project = project;
+    table.gated_mlp = gated_mlp;
+    table.add_rms_norm = add_rms_norm;
+}
+
+/// Runs `kernel` and writes its results to `out`. `Ok(None)` is a call that it does not take.
+///
+/// # Safety
+/// `ctx` and `err` as for every slot; `out` has room for what the kernel makes.
+pub(super) unsafe fn give(
+    ctx: *mut c_void,
+    out: *mut Tensor,
+    err: *mut *mut ErrorObj,
+    kernel: impl FnOnce(Native<'_>, &mut State) -> Result<Option<Vec<Tensor>>>,
+) -> Status {
+    let mut failure = None;
+    let body = |native: Native<'_>, state: &mut State| match kernel(native, state) {
+        Ok(Some(made)) if !out.is_null() => {
+            // SAFETY: not null, and the caller vouches for the room.
+            unsafe { core::ptr::copy_nonoverlapping(made.as_ptr(), out, made.len()) };
+            Ok(Outcome::Done)
+        }
+        Ok(_) => Ok(Outcome::Pass),
+        Err(error) => {
+            failure = Some(error);
+            Ok(Outcome::Pass)
+        }
+    };
+    // SAFETY: forwarded to the caller.
+    match unsafe { attempt(ctx, err, body) } {
+        Ok(status) => status,
+        Err(_) => {
+            let error = failure.unwrap_or_else(|| {
+                AbiError::unimplemented("the cpu backend has no kernel for these operands")
+            });
+            // SAFETY: forwarded to the caller.
+            unsafe { report(err, error) }
+        }
+    }
+}
+
+unsafe extern "C" fn project(
+    ctx: *mut c_void,
+    args: *const ProjectArgs,
+    out: *mut Tensor,
+    err: *mut *mut ErrorObj,
+) -> Status {
+    // SAFETY: the slot's contract: live arguments, room for a result of every layer.
+    unsafe {
+        give(ctx, out, err, |native, state| {
+            projected(native, state, &ProjectArgs::read(args)?)
+        })
+    }
+}
+
+unsafe extern "C" fn gated_mlp(
+    ctx: *mut c_void,
+    args: *const GatedMlpArgs,
+    out: *mut Tensor,
+    err: *mut *mut ErrorObj,
+) -> Status {
+    // SAFETY: the slot's contract: live arguments, room for one result.
+    unsafe {
+        give(ctx, out, err, |native, state| {
+            mlp(native, state, &GatedMlpArgs::read(args)?)
+        })
+    }
+}
+
+unsafe extern "C" fn add_rms_norm(
+    ctx: *mut c_void,
+    x: Tensor,
+    residual: Tensor,
+    w: Tensor,
+    eps: f32,
+    out: *mut [Tensor; 2],
+    err: *mut *mut ErrorObj,
+) -> Status {
+    // SAFETY: the slot's contract: room for two results.
+    unsafe {
+        give(ctx, out.cast(), err, |native, state| {
+            added_and_normed(native, state, [x, residual, w], eps)
+        })
+    }
+}
+
+/// A tensor of our own, released unless it is given away.
+pub(super) struct Made<'a> {
+    native: Native<'a>,
+    t: Tensor,
+    view: View,
+}
+
+impl<'a> Made<'a> {
+    pub(super) fn new(native: Native<'a>, shape: &[i64]) -> Result<Self> {
+        let (t, view) = native.allocate(DType::F32, shape)?;
+        Ok(Self { native, t, view })
+    }
+
+    /// Its elements.
+    pub(super) fn slice(&mut self) -> &mut [f32] {
+        // SAFETY: allocated here with this type; nobody else knows it.
+        unsafe { self.view.as_mut_slice() }
+    }
+
+    /// The tensor, for reading while it lives.
+    pub(super) fn tensor(&self) -> Tensor {
+        self.t
+    }
+
+    fn give(mut self) -> Tensor {
+        core::mem::replace(&mut self.t, Tensor::NONE)
+    }
+}
+
+impl Drop for Made<'_> {
+    fn drop(&mut self) {
+        if !self.t.is_none() {
+            // A handle of our own is live; there is nobody to tell otherwise.
+            let _ = self.native.release(self.t);
+        }
+    }
+}
+
+enum Weight<'a> {
+    Packed(QuantizedMatrix<'a>),
+    /// `[rows, columns]`.
+    Plain(&'a [f32], [usize; 2]),
+}
+
+struct Layer<'a> {
+    weight: Weight<'a>,
+    bias: Option<&'a [f32]>,
+}
+
+impl Layer<'_> {
+    /// Columns of its result.
+    fn rows(&self) -> usize {
+        match &self.weight {
+            Weight::Packed(w) => w.rows(),
+            Weight::Plain(_, [rows, _]) => *rows,
+        }
+    }
+
+    fn columns(&self) -> usize {
+        match &self.weight {
+            Weight::Packed(w) => w.columns(),
+            Weight::Plain(_, [_, columns]) => *columns,
+        }
+    }
+}
+
+/// The layer behind its handles, if the kernels take it.
+///
+/// # Safety
+/// The tensors must live for `'a`.
+unsafe fn layer<'a>(native: &Native<'_>, raw: &LinearWeight) -> Result<Option<Layer<'a>>> {
+    // SAFETY: forwarded to the caller.
+    let weight = unsafe {
+        if raw.plain.is_none() {
+            match matrix(native, &raw.quantized, true)? {
+                Some(matrix) => Weight::Packed(matrix),
+                None => return Ok(None),
+            }
+        } else {
+            let view = native.view(raw.plain)?;
+            match (view.shape(), view.strides()) {
+                // The transposed view of a row-major weight.
+                (&[columns, rows], &[1, stride])
+                    if view.dtype == DType::F32 && stride == columns && rows > 0 && columns > 0 =>
+                {
+                    Weight::Plain(view.as_slice(), [rows as usize, columns as usize])
+                }
+                _ => return Ok(None),
+            }
+        }
+    };
+    let mut layer = Layer { weight, bias: None };
+    if !raw.bias.is_none() {
+        match floats(native, raw.bias)? {
+            Some(bias) if bias.shape() == [layer.rows() as i64] => {
+                // SAFETY: a contiguous f32 view; the rest is the caller's promise.
+                layer.bias = Some(unsafe { bias.as_slice() });
+            }
+            _ => return Ok(None),
+        }
+    }
+    Ok(Some(layer))
+}
+
+/// `[T, columns]` in f32, contiguous.
+///
+/// # Safety
+/// The tensor must live for `'a`.
+unsafe fn rows_of<'a>(
+    native: &Native<'_>,
+    t: Tensor,
+    columns: usize,
+) -> Result<Option<(&'a [f32], usize)>> {
+    let Some(view) = floats(native, t)? else {
+        return Ok(None);
+    };
+    match view.shape() {
+        // SAFETY: a contiguous f32 view; the rest is the caller's promise.
+        &[rows, width] if width == columns as i64 => {
+            Ok(Some((unsafe { view.as_slice() }, rows as usize)))
+        }
+        _ => Ok(None),
+    }
+}
+
+/// The optional weight of a norm of `width` elements; the outer option says whether the kernels take
+/// it.
+///
+/// # Safety
+/// The tensor must live for `'a`.
+pub(super) unsafe fn norm_weight<'a>(
+    native: &Native<'_>,
+    w: Tensor,
+    width: usize,
+) -> Result<Option<Option<&'a [f32]>>> {
+    if w.is_none() {
+        return Ok(Some(None));
+    }
+    match floats(native, w)? {
+        // SAFETY: a contiguous f32 view; the rest is the caller's promise.
+        Some(w) if w.shape() == [width as i64] => Ok(Some(Some(unsafe { w.as_slice() }))),
+        _ => Ok(None),
+    }
+}
+
+/// Norms rows of `width` elements into `out`. False when a kernel panicked.
+pub(super) fn norm_rows(
+    state: &mut State,
+    x: &[f32],
+    (weight, eps): (Option<&[f32]>, f32),
+    width: usize,
+    out: &mut [f32],
+) -> bool {
+    let (isa, out) = (state.isa, Shared::new(out));
+    let rows = x.len() / width;
+    state
+        .pool
+        .split(rows, 1, SERIAL_BELOW / width + 1, &|range| {
+            let range = range.start * width..range.end * width;
+            // SAFETY: the pool's ranges are disjoint.
+            row::rms_norm(isa, &x[range.clone()], weight, eps, width, unsafe {
+                out.part(range)
+            });
+        })
+}
+
+/// The input of a fused operation, normed where that is asked for.
+struct Input<'a> {
+    given: &'a [f32],
+    normed: Option<Made<'a>>,
+    rows: usize,
+}
+
+impl<'a> Input<'a> {
+    /// # Safety
+    /// The tensors must live for `'a`.
+    unsafe fn new(
+        native: Native<'a>,
+        state: &mut State,
+        x: Tensor,
+        norm: &InputNorm,
+        columns: usize,
+    ) -> Result<Option<Self>> {
+        // SAFETY: forwarded to the caller.
+        let Some((given, rows)) = (unsafe { rows_of(&native, x, columns) })? else {
+            return Ok(None);
+        };
+        let mut input = Self {
+            given,
+            normed: None,
+            rows,
+        };
+        if norm.normed == 0 {
+            return Ok(Some(input));
+        }
+        // SAFETY: forwarded to the caller.
+        let Some(weight) = (unsafe { norm_weight(&native, norm.weight, columns) })? else {
+            return Ok(None);
+        };
+        let mut made = Made::new(native, &[rows as i64, columns as i64])?;
+        if !norm_rows(state, given, (weight, norm.eps), columns, made.slice()) {
+            return Err(Native::panicked("rms_norm"));
+        }
+        input.normed = Some(made);
+        Ok(Some(input))
+    }
+
+    fn slice(&mut self) -> &[f32] {
+        match &mut self.normed {
+            Some(made) => made.slice(),
+            None => self.given,
+        }
+    }
+}
+
+/// Adds a layer's bias and a residual to columns of a result of `m` rows, whose parts `part` gives.
+fn finish<'a>(
+    part: impl Fn(Range<usize>) -> &'a mut [f32],
+    (m, width): (usize, usize),
+    columns: Range<usize>,
+    bias: Option<&[f32]>,
+    residual: Option<&[f32]>,
+) {
+    if bias.is_none() && residual.is_none() {
+        return;
+    }
+    for row in 0..m {
+        let range = row * width + columns.start..row * width + columns.end;
+        let part = part(range.clone());
+        if let Some(bias) = bias {
+            let bias = &bias[columns.clone()];
+            part.iter_mut().zip(bias).for_each(|(y, bias)| *y += bias);
+        }
+        if let Some(residual) = residual {
+            let residual = &residual[range];
+            part.iter_mut().zip(residual).for_each(|(y, x)| *y += x);
+        }
+    }
+}
+
+/// `x` `[m, columns]` through every layer into `outs`. False when a kernel panicked.
+fn products(
+    state: &mut State,
+    x: &[f32],
+    layers: &[Layer<'_>],
+    outs: Vec<&mut [f32]>,
+    residual: Option<&[f32]>,
+) -> bool {
+    let m = x.len() / layers.first().map_or(1, Layer::columns);
+    let (mut targets, mut joined) = (Vec::new(), Vec::new());
+    for (layer, out) in layers.iter().zip(outs) {
+        let is_joining = matches!(&layer.weight, Weight::Packed(w) if qmatmul::takes(m, w));
+        if let (Weight::Packed(w), true) = (&layer.weight, is_joining) {
+            joined.push(layer);
+            targets.push(qmatmul::Target { w: *w, y: out });
+            continue;
+        }
+        let done = match &layer.weight {
+            Weight::Packed(w) => packed_product(state, x, *w, out),
+            Weight::Plain(w, shape) => plain_product(state, x, w, *shape, out),
+        };
+        if !done {
+            return false;
+        }
+        let (width, out) = (layer.rows(), Shared::new(out));
+        let added = (layer.bias.is_none() && residual.is_none())
+            || state.pool.split(m, 1, SERIAL_BELOW / width + 1, &|rows| {
+                for row in rows {
+                    let residual = residual.map(|x| &x[row * width..(row + 1) * width]);
+                    // SAFETY: the pool's ranges are disjoint.
+                    let part = |_| unsafe { out.part(row * width..(row + 1) * width) };
+                    finish(part, (1, width), 0..width, layer.bias, residual);
+                }
+            });
+        if !added {
+            return false;
+        }
+    }
+    let joined = &joined;
+    qmatmul::matmul_then(
+        (state.isa, state.precision),
+        &mut state.pool,
+        x,
+        &mut targets,
+        &mut state.prepared,
+        Division::InTurn,
+        &|results, index, columns| {
+            if let Some(layer) = joined.get(index) {
+                // SAFETY: columns of this thread, one part at a time.
+                let part = |range| unsafe { results.part(index, range) };
+                finish(part, (m, layer.rows()), columns, layer.bias, residual);
+            }
+        },
+    )
+}
+
+fn projected(
+    native: Native<'_>,
+    state: &mut State,
+    args: &ProjectArgs,
+) -> Result<Option<Vec<Tensor>>> {
+    if args.n_layers == 0 || args.layers.is_null() {
+        return Err(AbiError::invalid("a projection has no layers"));
+    }
+    if args.n_layers > 1 && !args.residual.is_none() {
+        return Err(AbiError::invalid(format!(
+            "a residual goes with one layer, found {}",
+            args.n_layers
+        )));
+    }
+    // SAFETY: the slot's contract: as many layers as is said.
+    let raw = unsafe { core::slice::from_raw_parts(args.layers, args.n_layers as usize) };
+    let mut layers = Vec::with_capacity(raw.len());
+    for raw in raw {
+        // SAFETY: the caller holds the tensors during the call.
+        match unsafe { layer(&native, raw) }? {
+            Some(layer) => layers.push(layer),
+            None => return Ok(None),
+        }
+    }
+    let columns = layers.first().map_or(0, Layer::columns);
+    if layers.iter().any(|layer| layer.columns() != columns) {
+        return Ok(None);
+    }
+    // SAFETY: as above.
+    let Some(mut input) = (unsafe { Input::new(native, state, args.x, &args.norm, columns) })?
+    else {
+        return Ok(None);
+    };
+    let mut residual = None;
+    if let (false, [layer]) = (args.residual.is_none(), layers.as_slice()) {
+        // SAFETY: as above.
+        residual = match unsafe { rows_of(&native, args.residual, layer.rows()) }? {
+            Some((residual, rows)) if rows == input.rows => Some(residual),
+            _ => return Ok(None),
+        };
+    }
+    let mut made = Vec::with_capacity(layers.len());
+    for layer in &layers {
+        made.push(Made::new(
+            native,
+            &[input.rows as i64, layer.rows() as i64],
+        )?);
+    }
+    let outs = made.iter_mut().map(Made::slice).collect();
+    if !products(state, input.slice(), &layers, outs, residual) {
+        return Err(Native::panicked("project"));
+    }
+    Ok(Some(made.into_iter().map(Made::give).collect()))
+}
+
+/// `f(gate(x)) * up(x)` into `out`. False when a kernel panicked.
+fn gated(
+    state: &mut State,
+    x: &[f32],
+    [gate, up]: [&Layer<'_>; 2],
+    kind: row::Gate,
+    [gate_out, up_out, out]: [&mut [f32]; 3],
+) -> bool {
+    let (inner, isa) = (gate.rows(), state.isa);
+    let m = out.len() / inner;
+    if let (Weight::Packed(g), Weight::Packed(u)) = (&gate.weight, &up.weight)
+        && qmatmul::takes(m, g)
+        && qmatmul::takes(m, u)
+    {
+        let out = Shared::new(out);
+        let mut targets = [
+            qmatmul::Target { w: *g, y: gate_out },
+            qmatmul::Target { w: *u, y: up_out },
+        ];
+        return qmatmul::matmul_then(
+            (isa, state.precision),
+            &mut state.pool,
+            x,
+            &mut targets,
+            &mut state.prepared,
+            Division::Abreast,
+            &|results, _, columns| {
+                for (target, bias) in [gate.bias, up.bias].into_iter().enumerate() {
+                    // SAFETY: columns of this thread, one part at a time.
+                    let part = |range| unsafe { results.part(target, range) };
+                    finish(part, (m, inner), columns.clone(), bias, None);
+                }
+                for row in 0..m {
+                    let range = row * inner + columns.start..row * inner + columns.end;
+                    // SAFETY: columns of this thread, of three results.
+                    let (g, u, out) = unsafe {
+                        (
+                            &*results.part(0, range.clone()),
+                            &*results.part(1, range.clone()),
+                            out.part(range),
+                        )
+                    };
+                    row::gated(isa, kind, g, u, out);
+                }
+            },
+        );
+    }
+    let single = |state: &mut State, layer: &Layer<'_>, out: &mut [f32]| {
+        products(state, x, core::slice::from_ref(layer), vec![out], None)
+    };
+    if !single(state, gate, gate_out) || !single(state, up, up_out) {
+        return false;
+    }
+    let (g, u, out) = (&*gate_out, &*up_out, Shared::new(out));
+    state.pool.split(g.len(), 64, SERIAL_BELOW / 4, &|range| {
+        // SAFETY: the pool's ranges are disjoint.
+        row::gated(isa, kind, &g[range.clone()], &u[range.clone()], unsafe {
+            out.part(range)
+        });
+    })
+}
+
+fn mlp(native: Native<'_>, state: &mut State, args: &GatedMlpArgs) -> Result<Option<Vec<Tensor>>> {
+    let Some(kind) = gate_of(args.kind) else {
+        return Ok(None);
+    };
+    // SAFETY: the caller holds the tensors during the call.
+    let (gate, up, down) = unsafe {
+        (
+            layer(&native, &args.gate)?,
+            layer(&native, &args.up)?,
+            layer(&native, &args.down)?,
+        )
+    };
+    let (Some(gate), Some(up), Some(down)) = (gate, up, down) else {
+        return Ok(None);
+    };
+    let (columns, inner) = (gate.columns(), gate.rows());
+    if [up.columns(), up.rows(), down.columns()] != [columns, inner, inner] {
+        return Ok(None);
+    }
+    // SAFETY: as above.
+    let Some(mut input) = (unsafe { Input::new(native, state, args.x, &args.norm, columns) })?
+    else {
+        return Ok(None);
+    };
+    let mut residual = None;
+    if !args.residual.is_none() {
+        // SAFETY: as above.
+        residual = match unsafe { rows_of(&native, args.residual, down.rows()) }? {
+            Some((residual, rows)) if rows == input.rows => Some(residual),
+            _ => return Ok(None),
+        };
+    }
+    let rows = input.rows as i64;
+    let wide = || Made::new(native, &[rows, inner as i64]);
+    let (mut gate_out, mut up_out, mut mixed) = (wide()?, wide()?, wide()?);
+    let mut made = Made::new(native, &[rows, down.rows() as i64])?;
+    let parts = [gate_out.slice(), up_out.slice(), mixed.slice()];
+    let done = gated(state, input.slice(), [&gate, &up], kind, parts)
+        && products(state, mixed.slice(), &[down], vec![made.slice()], residual);
+    if !done {
+        return Err(Native::panicked("gated_mlp"));
+    }
+    Ok(Some(vec![made.give()]))
+}
+
+fn added_and_normed(
+    native: Native<'_>,
+    state: &mut State,
+    [x, residual, w]: [Tensor; 3],
+    eps: f32,
+) -> Result<Option<Vec<Tensor>>> {
+    let (Some(x), Some(residual)) = (floats(&native, x)?, floats(&native, residual)?) else {
+        return Ok(None);
+    };
+    let width = x.shape().last().map_or(0, |n| *n as usize);
+    if x.shape() != residual.shape() || width == 0 {
+        return Ok(None);
+    }
+    // SAFETY: the caller holds the tensors during the call.
+    let Some(weight) = (unsafe { norm_weight(&native, w, width) })? else {
+        return Ok(None);
+    };
+    let (mut sum, mut normed) = (Made::new(native, x.shape())?, Made::new(native, x.shape())?);
+    // SAFETY: contiguous f32 views of tensors that the caller holds.
+    let (a, b) = unsafe { (x.as_slice::<f32>(), residual.as_slice::<f32>()) };
+    let (isa, rows) = (state.isa, a.len() / width);
+    let (sum_out, normed_out) = (Shared::new(sum.slice()), Shared::new(normed.slice()));
+    let done = state
+        .pool
+        .split(rows, 1, SERIAL_BELOW / width + 1, &|range| {
+            let range = range.start * width..range.end * width;
+            // SAFETY: the pool's ranges are disjoint.
+            let (sum, normed) =
+                unsafe { (sum_out.part(range.clone()), normed_out.part(range.clone())) };
+            row::add(isa, &b[range.clone()], &a[range], sum);
+            row::rms_norm(isa, sum, weight, eps, width, normed);
+        });
+    if !done {
+        return Err(Native::panicked("add_rms_norm"));
+    }
+    Ok(Some(vec![sum.give(), normed.give()]))
+}
