@@ -3,6 +3,7 @@
 //! Each gives new pools; the contents of the old ones are not defined afterwards.
 
 use mlxcel_abi::cache_args::{GatedDeltaPoolArgs, ShortConvPoolArgs, SparseIndexArgs, StateRows};
+use mlxcel_abi::fused_args::RotateArgs;
 use mlxcel_abi::kinds::scatter;
 use mlxcel_abi::ops_args::{GatherArgs, PagedAttentionArgs};
 use mlxcel_abi::{AbiError, ErrorObj, Status, Tensor};
@@ -43,19 +44,50 @@ impl Backend {
         args: PagedAttentionArgs,
         row_starts: &[u32],
     ) -> Result<Attended, CallError> {
-        const OP: &str = "paged_attention";
+        let ops = self.ops();
+        // SAFETY: on the backend thread; the arguments and the slice behind them outlive the call.
+        let body = |args, out, err| unsafe { (ops.paged_attention)(ops.ctx, args, out, err) };
+        self.attended("paged_attention", args, row_starts, body)
+    }
+
+    /// As `paged_attention`, of queries and keys that are normed and rotated first.
+    pub fn rotated_paged_attention(
+        &self,
+        args: PagedAttentionArgs,
+        rotate: &RotateArgs,
+        row_starts: &[u32],
+    ) -> Result<Attended, CallError> {
+        let ops = self.ops();
+        let rotate = RotateArgs {
+            struct_size: size_of::<RotateArgs>(),
+            ..*rotate
+        };
+        // SAFETY: as for `paged_attention`.
+        let body = |args, out, err| unsafe {
+            (ops.rotated_paged_attention)(ops.ctx, args, &raw const rotate, out, err)
+        };
+        self.attended("rotated_paged_attention", args, row_starts, body)
+    }
+
+    fn attended(
+        &self,
+        op: &'static str,
+        args: PagedAttentionArgs,
+        row_starts: &[u32],
+        body: impl FnOnce(
+            *const PagedAttentionArgs,
+            *mut [Tensor; 3],
+            *mut *mut ErrorObj,
+        ) -> Status,
+    ) -> Result<Attended, CallError> {
         let args = PagedAttentionArgs {
             struct_size: size_of::<PagedAttentionArgs>(),
             row_starts: row_starts.as_ptr(),
-            n_sequences: self.sequences(OP, row_starts)?,
+            n_sequences: self.sequences(op, row_starts)?,
             ..args
         };
-        let ops = self.ops();
         let mut out = [Tensor::NONE; 3];
-        // SAFETY: on the backend thread; `args` and the slice behind it outlive the call.
-        let body =
-            |err| unsafe { (ops.paged_attention)(ops.ctx, &raw const args, &raw mut out, err) };
-        self.call_op(OP, body)?;
+        self.call_op(op, |err| body(&raw const args, &raw mut out, err))?;
         let [result, keys, values] = out.map(|handle| self.adopt(handle));
         match (result, keys) {
             (Some(result), Some(keys)) if values.is_some() || args.latent_dim > 0 => Ok(Attended {
@@ -63,7 +95,7 @@ impl Backend {
                 keys,
                 values,
             }),
-            _ => Err(self.no_result(OP)),
+            _ => Err(self.no_result(op)),
         }
     }
 

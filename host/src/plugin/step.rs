@@ -4,6 +4,7 @@ use std::ffi::c_void;
 
 use mlxcel_abi::family::KvApi;
 pub use mlxcel_abi::family::{AttendArgs, GatedDeltaArgs, IndexArgs, ShortConvArgs};
+pub use mlxcel_abi::fused_args::RotateArgs;
 use mlxcel_abi::guard::guard;
 use mlxcel_abi::{AbiError, ErrorObj, Status, Table, Tensor};
 
@@ -16,6 +17,16 @@ pub trait KvSource {
     /// Appends the keys and values in `args` to the cache of `layer` and attends, each row over its own
     /// sequence. Result `[T, H, Dv]`.
     fn attend(&self, layer: u32, args: &AttendArgs) -> Result<DeviceTensor, AbiError>;
+
+    /// As `attend`, of queries and keys that are normed and rotated first.
+    fn attend_rotated(
+        &self,
+        _layer: u32,
+        _args: &AttendArgs,
+        _rotate: &RotateArgs,
+    ) -> Result<DeviceTensor, AbiError> {
+        Err(missing("attend_rotated"))
+    }
 
     /// Appends index keys and chooses positions for every row: `[T, top_k]` i32.
     fn index(&self, _layer: u32, _args: &IndexArgs) -> Result<DeviceTensor, AbiError> {
@@ -86,6 +97,7 @@ pub(super) fn with_kv<T>(source: &dyn KvSource, body: impl FnOnce(&KvApi) -> T) 
         row_starts,
         row_sequences,
         index_keys,
+        attend_rotated,
         ..KvApi::stubs()
     };
     body(&api)
@@ -139,6 +151,12 @@ tensor_slots! {
     fn attend(source; layer: u32, args: *const AttendArgs) {
         // SAFETY: the family's struct with a truthful size.
         source.attend(layer, &unsafe { AttendArgs::read(args) }?)?
+    }
+
+    fn attend_rotated(source; layer: u32, args: *const AttendArgs, rotate: *const RotateArgs) {
+        // SAFETY: as for `attend`, both structs.
+        let (args, rotate) = unsafe { (AttendArgs::read(args)?, RotateArgs::read(rotate)?) };
+        source.attend_rotated(layer, &args, &rotate)?
     }
 
     fn index(source; layer: u32, args: *const IndexArgs) {

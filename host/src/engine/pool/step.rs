@@ -5,7 +5,7 @@ use std::collections::HashMap;
 
 use crate::plugin::{
     AbiError, AttendArgs, CallError, DType, DeviceTensor, GatedDeltaArgs, GatedDeltaPoolArgs,
-    IndexArgs, KvSource, PagedAttentionArgs, ShortConvArgs, ShortConvPoolArgs, SparseIndexArgs,
+    IndexArgs, KvSource, PagedAttentionArgs, RotateArgs, ShortConvArgs, ShortConvPoolArgs, SparseIndexArgs,
     StateRows, Tensor,
 };
 
@@ -163,6 +163,7 @@ impl<'a> StepKv<'a> {
         layer: u32,
         window: usize,
         args: &AttendArgs,
+        rotate: Option<&RotateArgs>,
     ) -> Result<DeviceTensor, AbiError> {
         if args.k.is_none() != args.v.is_none() {
             return Err(AbiError::invalid(format!(
@@ -184,7 +185,12 @@ impl<'a> StepKv<'a> {
         };
         // Dropping the old pool before the step is evaluated lets the backend write in place.
         let backend = &self.pool.backend;
-        let (result, pool) = match backend.paged_attention(paged, self.arrays.row_starts) {
+        let row_starts = self.arrays.row_starts;
+        let attended = match rotate {
+            Some(rotate) => backend.rotated_paged_attention(paged, rotate, row_starts),
+            None => backend.paged_attention(paged, row_starts),
+        };
+        let (result, pool) = match attended {
             Ok(attended) => match attended.values {
                 Some(values) => {
                     let keys = attended.keys;
@@ -244,8 +250,24 @@ impl KvSource for StepKv<'_> {
         self.check_minor(args, desc.latent().is_some())?;
         match desc.latent() {
             Some((_, v_dim, _)) => self.attend_latent(layer, v_dim, args),
-            None => self.attend_pair(layer, desc.window(), args),
+            None => self.attend_pair(layer, desc.window(), args, None),
         }
+    }
+
+    fn attend_rotated(
+        &self,
+        layer: u32,
+        args: &AttendArgs,
+        rotate: &RotateArgs,
+    ) -> Result<DeviceTensor, AbiError> {
+        let desc = self.pool.layers.get(layer as usize);
+        let desc = desc.ok_or_else(|| self.unknown("attend_rotated", layer))?;
+        if desc.latent().is_some() || args.k.is_none() {
+            return Err(AbiError::unimplemented(format!(
+                "attend_rotated: layer {layer} has no keys of its own that could be rotated: norm, rotate and attend"
+            )));
+        }
+        self.attend_pair(layer, desc.window(), args, Some(rotate))
     }
 
     fn index(&self, layer: u32, args: &IndexArgs) -> Result<DeviceTensor, AbiError> {
