@@ -44,6 +44,8 @@ fn main() {
             (1536, 576, 4),
             (576, 1536, 4),
             (49152, 576, 8),
+            (4864, 896, 5),
+            (896, 4864, 6),
             (4096, 4096, 4),
         ] {
             // Several copies, so that the weights come from memory and not from a cache.

@@ -8,15 +8,21 @@ use std::sync::Arc;
 
 use super::dtype::DType;
 use super::map::MappedFile;
+use super::region::Piece;
 
 /// Alignment of owned buffers: a cache line, enough for every vector load.
 const ALIGN: usize = 64;
 
-/// A heap buffer whose first byte is aligned to 64. Not `Clone`: a copied vector has another address.
-pub struct AlignedBuffer {
-    raw: Vec<u8>,
-    start: usize,
-    len: usize,
+/// A buffer whose first byte is aligned to 64. Not `Clone`: a copied vector has another address.
+pub struct AlignedBuffer(Memory);
+
+enum Memory {
+    Heap {
+        raw: Vec<u8>,
+        start: usize,
+        len: usize,
+    },
+    Region(Piece),
 }
 
 impl AlignedBuffer {
@@ -25,7 +31,16 @@ impl AlignedBuffer {
         let raw = vec![0u8; len.saturating_add(ALIGN)];
         // The vector is never resized, so its address, and with it this offset, stays.
         let start = raw.as_ptr().addr().wrapping_neg() % ALIGN;
-        AlignedBuffer { raw, start, len }
+        AlignedBuffer(Memory::Heap { raw, start, len })
+    }
+
+    /// A buffer of zeros for what stays as long as the model: on large pages, where there are some.
+    /// Its memory is given back when all of the same region are dropped.
+    pub fn lasting(len: usize) -> Self {
+        match Piece::zeroed(len) {
+            Some(piece) => AlignedBuffer(Memory::Region(piece)),
+            None => AlignedBuffer::zeroed(len),
+        }
     }
 
     /// A copy of `bytes`.
@@ -37,16 +52,20 @@ impl AlignedBuffer {
 
     /// The bytes.
     pub fn as_slice(&self) -> &[u8] {
-        self.raw
-            .get(self.start..self.start + self.len)
-            .unwrap_or(&[])
+        match &self.0 {
+            Memory::Heap { raw, start, len } => raw.get(*start..start + len).unwrap_or(&[]),
+            Memory::Region(piece) => piece.as_slice(),
+        }
     }
 
     /// The bytes, to be filled.
     pub fn as_mut_slice(&mut self) -> &mut [u8] {
-        self.raw
-            .get_mut(self.start..self.start + self.len)
-            .unwrap_or(&mut [])
+        match &mut self.0 {
+            Memory::Heap { raw, start, len } => {
+                raw.get_mut(*start..*start + *len).unwrap_or(&mut [])
+            }
+            Memory::Region(piece) => piece.as_mut_slice(),
+        }
     }
 }
 
@@ -137,6 +156,7 @@ mod tests {
         for len in [0, 1, 3, 64, 1000] {
             let buffer = AlignedBuffer::zeroed(len);
             assert_eq!(buffer.as_slice().len(), len);
+            assert_eq!(AlignedBuffer::lasting(len).as_slice(), buffer.as_slice());
             let bytes = TensorBytes::from(buffer);
             assert!(len == 0 || bytes.as_ptr().addr().is_multiple_of(64));
         }

@@ -1,4 +1,4 @@
-//! Read-only memory maps of checkpoint files: the one place of this crate with `unsafe`.
+//! Read-only memory maps of checkpoint files: one of the two places of this crate with `unsafe`.
 //!
 //! Owns the mapping. Must not know what the bytes mean.
 

@@ -24,6 +24,7 @@ mod fp8;
 mod map;
 mod open;
 mod quant_check;
+mod region;
 
 pub use buffer::{AlignedBuffer, TensorBytes, TensorData};
 pub use dtype::{DType, TensorInfo, UnknownDType};

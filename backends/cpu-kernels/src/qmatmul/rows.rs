@@ -20,9 +20,6 @@ use crate::simd::bytes::Bytes;
 /// Rows of the weight that share the loads of `x`.
 pub(crate) const QUAD: usize = 4;
 
-/// Farthest prefetch, in bytes: long rows are followed by the hardware.
-const FARTHEST: usize = 1024;
-
 /// `R` rows of a weight.
 pub(crate) struct Rows<K, const R: usize> {
     /// First byte of each row: packed nibbles, or one code a byte.
@@ -98,8 +95,12 @@ pub(crate) unsafe fn run<K: Factor>(
         unsafe {
             let packed = w.words().as_ptr().cast::<u8>().add(row * packed_bytes);
             let (bytes, row_bytes, ahead) = if scratch.is_empty() {
-                (packed, packed_bytes, (QUAD * packed_bytes).min(FARTHEST))
+                (packed, packed_bytes, QUAD * packed_bytes)
             } else {
+                // The codes of the next rows come from memory while these are computed with.
+                for line in (0..QUAD * packed_bytes).step_by(64) {
+                    prefetch(isa, packed.wrapping_add(QUAD * packed_bytes + line));
+                }
                 for (r, out) in scratch.chunks_exact_mut(w.columns()).enumerate().take(n) {
                     codes::expand_row(isa, packed.add(r * packed_bytes), bits, out);
                 }
@@ -179,6 +180,15 @@ impl<K: Factor> Quad<'_, K> {
             }
         }
     }
+}
+
+#[inline(always)]
+unsafe fn prefetch_kernel<S: Simd>(at: *const u8) {
+    // SAFETY: forwarded to the caller.
+    unsafe { S::prefetch(at) }
+}
+dispatch! {
+    unsafe fn prefetch(at: *const u8) = prefetch_kernel
 }
 
 dispatch! {

@@ -72,6 +72,14 @@ impl<Q: Quads> Bytes for NeonBytes<Q> {
         unsafe { [vld1q_u8(from), vld1q_u8(from.add(16))] }
     }
     #[inline(always)]
+    unsafe fn store(v: Self::V, to: *mut u8) {
+        // SAFETY: see above.
+        unsafe {
+            vst1q_u8(to, v[0]);
+            vst1q_u8(to.add(16), v[1]);
+        }
+    }
+    #[inline(always)]
     unsafe fn load_first(from: *const u8, n: usize) -> Self::V {
         let mut all = [0u8; 32];
         // SAFETY: n bytes are readable, and 32 are there.

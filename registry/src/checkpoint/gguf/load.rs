@@ -99,7 +99,7 @@ impl Plan {
 
     fn codes(&self, source: &[u8], byte_len: usize) -> AlignedBuffer {
         let bits = self.bits.unwrap_or_default() as usize;
-        let mut buffer = AlignedBuffer::zeroed(byte_len);
+        let mut buffer = AlignedBuffer::lasting(byte_len);
         let out = buffer.as_mut_slice();
         self.for_each_run(source, |first, blocks| {
             pack_codes(
@@ -133,7 +133,7 @@ impl Plan {
             });
         }
         let wanted = if part == Part::Scales { scales } else { biases };
-        let mut buffer = AlignedBuffer::zeroed(groups * 4);
+        let mut buffer = AlignedBuffer::lasting(groups * 4);
         for (value, out) in wanted.iter().zip(buffer.as_mut_slice().as_chunks_mut().0) {
             *out = value.to_le_bytes();
         }
@@ -144,7 +144,7 @@ impl Plan {
     fn half_factors(&self, source: &[u8], part: Part) -> Option<AlignedBuffer> {
         let mut fits = true;
         let groups = self.rows.len() * self.row_elements / GROUP_SIZE;
-        let mut buffer = AlignedBuffer::zeroed(groups * 2);
+        let mut buffer = AlignedBuffer::lasting(groups * 2);
         let out = buffer.as_mut_slice();
         self.for_each_run(source, |first, blocks| {
             let out = out.get_mut(first / GROUP_SIZE * 2..).unwrap_or(&mut []);
