@@ -31,6 +31,17 @@ __device__ __forceinline__ float gated(float g, float u, int kind) {
   return fmaxf(g, 0.0f) * u;
 }
 
+// What happens to x before the product and to the result after it.
+struct Around {
+  // Weight of the norm.
+  const u16* norm;
+  // Not null: added to the result, one weight alone.
+  const u16* residual;
+  float eps;
+  // 1: normed without a weight; 2: with one.
+  int normed;
+};
+
 constexpr int kTileRows = 16;
 #if WEIGHT_BITS == 16
 constexpr int kGroups = 0, kPieceK = 128, kWeightBytes = kTileRows * kPieceK * 2, kScaleBytes = 0;
@@ -85,7 +96,8 @@ __device__ __forceinline__ void mma_half(float (&d)[4], u32 a0, u32 a1, u32 b0) 
 // Bytes of shared memory: rings, scales and biases, barriers, x in the tensor core's order, sums of groups, parts of the result.
 // The host knows the same sum.
 template <bool GATED>
-__device__ __forceinline__ void streamed(const Streamed& all, const u16* x, u16* both, int k_total, int rows, int kind, int tiles, int waits) {
+__device__ __forceinline__ void streamed(const Streamed& all, const u16* x, u16* both, int k_total, int rows, int kind, int tiles, int waits,
+    const Around& around) {
   extern __shared__ __align__(1024) u8 memory[];
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, quad = lane & 3, in_tile = lane >> 2;
   u8* const rings = memory;
@@ -155,9 +167,47 @@ __device__ __forceinline__ void streamed(const Streamed& all, const u16* x, u16*
   wait_for_inputs();
   // x as the tensor core takes it, 16 bytes at a time: [k / 32 or 16][half][row][quad].
   const int vectors = k_total / 8;
+  __shared__ float squares[4][kWarps];
+  if (around.normed) {
+    for (int row = 0; row < rows; ++row) {
+      float sum = 0.0f;
+      for (int i = threadIdx.x; i < vectors; i += kWarps * 32) {
+        uint4 v = *reinterpret_cast<const uint4*>(x + static_cast<size_t>(row) * k_total + i * 8);
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+          float a = low_float(word_of(v, j)), b = high_float(word_of(v, j));
+          sum += a * a + b * b;
+        }
+      }
+#pragma unroll
+      for (int step = 16; step > 0; step /= 2) {
+        sum += __shfl_xor_sync(0xFFFFFFFFu, sum, step);
+      }
+      if (lane == 0) {
+        squares[row][warp] = sum;
+      }
+    }
+    __syncthreads();
+  }
   for (int i = threadIdx.x; i < rows * vectors; i += kWarps * 32) {
     int row = i / vectors, at = i % vectors;
     uint4 v = *reinterpret_cast<const uint4*>(x + static_cast<size_t>(row) * k_total + at * 8);
+    if (around.normed) {
+      float sum = 0.0f;
+#pragma unroll
+      for (int j = 0; j < kWarps; ++j) {
+        sum += squares[row][j];
+      }
+      const float factor = rsqrtf(sum / k_total + around.eps);
+      uint4 w = make_uint4(ONE_TWICE, ONE_TWICE, ONE_TWICE, ONE_TWICE);
+      if (around.normed > 1) {
+        w = *reinterpret_cast<const uint4*>(around.norm + at * 8);
+      }
+      v.x = pack(low_float(v.x) * factor * low_float(w.x), high_float(v.x) * factor * high_float(w.x));
+      v.y = pack(low_float(v.y) * factor * low_float(w.y), high_float(v.y) * factor * high_float(w.y));
+      v.z = pack(low_float(v.z) * factor * low_float(w.z), high_float(v.z) * factor * high_float(w.z));
+      v.w = pack(low_float(v.w) * factor * low_float(w.w), high_float(v.w) * factor * high_float(w.w));
+    }
     if constexpr (WEIGHT_BITS == 16) {
       // 32 values of K at a time, a quad having 8 of them.
       *reinterpret_cast<uint4*>(xs + ((at / 4 * rows + row) * 4 + at % 4) * 16) = v;
@@ -318,8 +368,10 @@ __device__ __forceinline__ void streamed(const Streamed& all, const u16* x, u16*
         if (at < all.n[0]) {
           size_t place = static_cast<size_t>(c) * all.n[0] + at;
           u16 gate = from_float(total(r, c)), up = from_float(total(r + 8, c));
-          all.out[0][place] = gate;
-          all.out[1][place] = up;
+          if (all.out[0] != nullptr) {
+            all.out[0][place] = gate;
+            all.out[1][place] = up;
+          }
           both[place] = from_float(gated(to_float(gate), to_float(up), kind));
         }
       }
@@ -329,7 +381,12 @@ __device__ __forceinline__ void streamed(const Streamed& all, const u16* x, u16*
       for (int j = lane; j < 16 * rows; j += 32) {
         int r = j % 16, c = j / 16;
         if (first + r < n) {
-          all.out[i][static_cast<size_t>(c) * n + first + r] = from_float(total(r, c));
+          size_t place = static_cast<size_t>(c) * n + first + r;
+          u16 value = from_float(total(r, c));
+          if (around.residual != nullptr) {
+            value = from_float(to_float(value) + to_float(around.residual[place]));
+          }
+          all.out[i][place] = value;
         }
       }
     }
@@ -337,10 +394,11 @@ __device__ __forceinline__ void streamed(const Streamed& all, const u16* x, u16*
 }
 
 extern "C" __global__ void __launch_bounds__(kWarps * 32) stream_rows(
-    const __grid_constant__ Streamed all, const u16* x, int k, int rows, int tiles, int waits) {
-  streamed<false>(all, x, nullptr, k, rows, 0, tiles, waits);
+    const __grid_constant__ Streamed all, const u16* x, int k, int rows, int tiles, int waits, const __grid_constant__ Around around) {
+  streamed<false>(all, x, nullptr, k, rows, 0, tiles, waits, around);
 }
 extern "C" __global__ void __launch_bounds__(kWarps * 32) stream_gated(
-    const __grid_constant__ Streamed all, const u16* x, u16* both, int k, int rows, int kind, int tiles, int waits) {
-  streamed<true>(all, x, both, k, rows, kind, tiles, waits);
+    const __grid_constant__ Streamed all, const u16* x, u16* both, int k, int rows, int kind, int tiles, int waits,
+    const __grid_constant__ Around around) {
+  streamed<true>(all, x, both, k, rows, kind, tiles, waits, around);
 }

@@ -25,14 +25,33 @@ constexpr int kPieceK = 1024 / WEIGHT_BITS, kBlocks = kPieceK / 64, kWeightBytes
 
 #if WEIGHT_BITS < 16
 constexpr int kPieceGroups = kPieceK / GROUP_SIZE;
-// Scales or biases of a row in a piece.
-struct alignas(2 * kPieceGroups) RowScales {
-  u16 v[kPieceGroups];
+// Scales or biases of a row in a piece, as words: taken apart where they are used, so that nothing waits for them earlier.
+constexpr int kScaleWords = kPieceGroups > 2 ? kPieceGroups / 2 : 1;
+struct RowScales {
+  u32 words[kScaleWords];
 };
+__device__ __forceinline__ RowScales load_row_scales(const u16* from) {
+  RowScales v;
+  if constexpr (kPieceGroups == 1) {
+    v.words[0] = __ldg(from);
+  } else if constexpr (kPieceGroups == 2) {
+    v.words[0] = __ldg(reinterpret_cast<const u32*>(from));
+  } else if constexpr (kPieceGroups == 4) {
+    uint2 w = __ldg(reinterpret_cast<const uint2*>(from));
+    v.words[0] = w.x, v.words[1] = w.y;
+  } else {
+    uint4 w = __ldg(reinterpret_cast<const uint4*>(from));
+    v.words[0] = w.x, v.words[1] = w.y, v.words[2] = w.z, v.words[3] = w.w;
+  }
+  return v;
+}
+// One of them, twice in a word.
+__device__ __forceinline__ u32 of_group(const RowScales& v, int g) {
+  return __byte_perm(v.words[g / 2], 0, g % 2 ? 0x3232 : 0x1010);
+}
 
 // Scale and bias of a group as the expansion takes them.
-__device__ __forceinline__ void prepare(u16 scale, u16 bias, u32& s, u32& b) {
-  u32 two = __byte_perm(scale, 0, 0x1010), also = __byte_perm(bias, 0, 0x1010);
+__device__ __forceinline__ void prepare(u32 two, u32 also, u32& s, u32& b) {
 #if F16
   s = two, b = also;
 #else
@@ -153,16 +172,18 @@ __device__ __forceinline__ void tiled(
     RowScales next[4];
     auto load_scales = [&](int at) {
       int g = (at - tile * chunks) * kPieceGroups;
-      next[0] = *reinterpret_cast<const RowScales*>(scales + upper + g);
-      next[1] = *reinterpret_cast<const RowScales*>(scales + lower + g);
-      next[2] = *reinterpret_cast<const RowScales*>(biases + upper + g);
-      next[3] = *reinterpret_cast<const RowScales*>(biases + lower + g);
+      next[0] = load_row_scales(scales + upper + g);
+      next[1] = load_row_scales(scales + lower + g);
+      next[2] = load_row_scales(biases + upper + g);
+      next[3] = load_row_scales(biases + lower + g);
     };
     load_scales(unit);
 #endif
     int adds = 0;
     for (; unit < until; ++unit) {
       const u32 w = stages + stage * kStageBytes, xs = w + kWeightBytes;
+      // The same for all threads, which the compiler does not see.
+      const u64 x_rows = rows_descriptor(__shfl_sync(0xFFFFFFFFu, xs, 0));
 #if WEIGHT_BITS < 16
       RowScales now[4] = {next[0], next[1], next[2], next[3]};
       if (unit + 1 < until) {
@@ -195,8 +216,8 @@ __device__ __forceinline__ void tiled(
         for (int run = 0; run < kRuns; ++run) {
           u32 s[2], b[2];
           const int g = block * 64 / GROUP_SIZE + run;
-          prepare(now[0].v[g], now[2].v[g], s[0], b[0]);
-          prepare(now[1].v[g], now[3].v[g], s[1], b[1]);
+          prepare(of_group(now[0], g), of_group(now[2], g), s[0], b[0]);
+          prepare(of_group(now[1], g), of_group(now[3], g), s[1], b[1]);
 #pragma unroll
           for (int i = run * kSlabs; i < (run + 1) * kSlabs; ++i) {
 #pragma unroll
@@ -221,17 +242,18 @@ __device__ __forceinline__ void tiled(
         group_begin();
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-          multiply(sums, own[i], rows_descriptor(xs + block * COLUMNS * 128 + i * 32), adds);
+          multiply(sums, own[i], x_rows + (block * COLUMNS * 8 + i * 2), adds);
           adds = 1;
         }
         group_commit();
       }
 #else
+      const u64 w_rows = rows_descriptor(__shfl_sync(0xFFFFFFFFu, w + team * 8192, 0));
       wait_barrier(full + stage * 8, parity);
       group_begin();
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        multiply(sums, rows_descriptor(w + team * 8192 + i * 32), rows_descriptor(xs + i * 32), adds);
+        multiply(sums, w_rows + i * 2, x_rows + i * 2, adds);
         adds = 1;
       }
       group_commit();

@@ -2,13 +2,14 @@
 
 use core::ffi::c_void;
 
+use mlxcel_abi::fused_args::RotateArgs;
 use mlxcel_abi::ops::BackendOps;
 use mlxcel_abi::ops_args::PagedAttentionArgs;
 use mlxcel_abi::{DType, ErrorObj, Result, Status, Tensor};
 use mlxcel_backend_mlx::native::View;
 use mlxcel_backend_mlx::stream::Device;
 
-use super::pending::Append;
+use super::pending::{Append, Turn};
 use super::{COUNTERS, Outcome, State, attempt, is_half, is_plain, small};
 use crate::driver::{Arguments, Element, Shape, TensorMap, Tiling};
 use crate::kernels::{GROUP_ARCHITECTURE, PREFILL_KEYS, PREFILL_ROWS, PREFILL_STAGES, Text};
@@ -26,6 +27,7 @@ const LEAST_KEYS: usize = 128;
 
 pub(super) fn install(table: &mut BackendOps) {
     table.paged_attention = paged_attention;
+    table.rotated_paged_attention = rotated_paged_attention;
 }
 
 unsafe extern "C" fn paged_attention(
@@ -41,7 +43,7 @@ unsafe extern "C" fn paged_attention(
         // SAFETY: the slot's contract: a live argument struct.
         let args = unsafe { PagedAttentionArgs::read(args) }?;
         // SAFETY: the slot's contract: the boundaries are as many as it says.
-        match unsafe { attend(device, state, &args) }? {
+        match unsafe { attend(device, state, &args, None) }? {
             Some(made) => {
                 // SAFETY: not null, and the caller's to write.
                 unsafe { out.write(made) };
@@ -55,6 +57,42 @@ unsafe extern "C" fn paged_attention(
         match attempt(ctx, err, true, kernel) {
             Ok(status) => status,
             Err(mlx) => (mlx.paged_attention)(ctx, args, out, err),
+        }
+    }
+}
+
+unsafe extern "C" fn rotated_paged_attention(
+    ctx: *mut c_void,
+    args: *const PagedAttentionArgs,
+    rotate: *const RotateArgs,
+    out: *mut [Tensor; 3],
+    err: *mut *mut ErrorObj,
+) -> Status {
+    let kernel = |device: Device<'_>, state: &mut State| {
+        if out.is_null() {
+            return Ok(Outcome::Pass);
+        }
+        // SAFETY: the slot's contract: live argument structs.
+        let (args, rotate) =
+            unsafe { (PagedAttentionArgs::read(args)?, RotateArgs::read(rotate)?) };
+        if rotate.normed != 0 {
+            return Ok(Outcome::Pass);
+        }
+        // SAFETY: the slot's contract: the boundaries are as many as it says.
+        match unsafe { attend(device, state, &args, Some(&rotate)) }? {
+            Some(made) => {
+                // SAFETY: not null, and the caller's to write.
+                unsafe { out.write(made) };
+                Ok(Outcome::Done)
+            }
+            None => Ok(Outcome::Pass),
+        }
+    };
+    // SAFETY: the slot's contract; the fallback is a slot of the same table and context.
+    unsafe {
+        match attempt(ctx, err, true, kernel) {
+            Ok(status) => status,
+            Err(mlx) => (mlx.rotated_paged_attention)(ctx, args, rotate, out, err),
         }
     }
 }
@@ -75,19 +113,31 @@ struct Sizes {
     table_width: i32,
 }
 
-fn sizes(views: [&View; 5], page_table: &View, slots: &View, positions: &View) -> Option<Sizes> {
+/// With `flat`, queries, keys and values may come as products give them, a row without its heads.
+fn sizes(
+    views: [&View; 5],
+    page_table: &View,
+    slots: &View,
+    positions: &View,
+    flat: bool,
+) -> Option<Sizes> {
     let [q, k, v, k_pool, v_pool] = views;
-    let (&[rows, heads, width], &[k_rows, kv_heads, k_width]) = (q.shape(), k.shape()) else {
-        return None;
-    };
     let &[pages, page_size, pool_heads, pool_width] = k_pool.shape() else {
         return None;
     };
+    let split = |view: &View| match view.shape() {
+        &[rows, heads, width] => Some([rows, heads, width]),
+        &[rows, all] if flat && pool_width > 0 && all % pool_width == 0 => {
+            Some([rows, all / pool_width, pool_width])
+        }
+        _ => None,
+    };
+    let ([rows, heads, width], [k_rows, kv_heads, k_width]) = (split(q)?, split(k)?);
     let &[_, table_width] = page_table.shape() else {
         return None;
     };
     let fits = k_rows == rows
-        && v.shape() == k.shape()
+        && split(v)? == split(k)?
         && v_pool.shape() == k_pool.shape()
         && [k_width, pool_width] == [width; 2]
         && pool_heads == kv_heads
@@ -133,10 +183,11 @@ unsafe fn shape_of_step(args: &PagedAttentionArgs) -> (bool, bool) {
 
 /// # Safety
 /// As for [`shape_of_step`].
-unsafe fn attend(
+pub(super) unsafe fn attend(
     device: Device<'_>,
     state: &mut State,
     args: &PagedAttentionArgs,
+    rotate: Option<&RotateArgs>,
 ) -> Result<Option<[Tensor; 3]>> {
     state.settle(
         &device,
@@ -175,7 +226,7 @@ unsafe fn attend(
     ) else {
         return Ok(None);
     };
-    let Some(sizes) = sizes(all, &page_table, &slots, &positions) else {
+    let Some(sizes) = sizes(all, &page_table, &slots, &positions, rotate.is_some()) else {
         return Ok(None);
     };
     let sinks = if args.sinks.is_none() {
@@ -190,19 +241,36 @@ unsafe fn attend(
         }
         sinks.data as usize
     };
-    let (t, out) = state.output(&device, q.dtype, q.shape())?;
-    let appended = state.rotate_and_append(
-        &device,
-        &Append {
-            q: q.data as usize,
-            k: k.data as usize,
-            v: v.data as usize,
-            key_pool: k_pool.data as usize,
-            value_pool: v_pool.data as usize,
-            slots: slots.data as usize,
-            pool_rows: sizes.pages * sizes.page_size,
+    let rotation = match rotate.filter(|rotate| rotate.dims > 0) {
+        None => None,
+        Some(rotate) => match turn(&device, state, rotate, &positions, &sizes, q.dtype)? {
+            None => return Ok(None),
+            found => found,
         },
-    )?;
+    };
+    let (t, out) = state.output(&device, q.dtype, q.shape())?;
+    let mut queries = (q.data as usize, 0, 0);
+    let to = Append {
+        q: q.data as usize,
+        k: k.data as usize,
+        v: v.data as usize,
+        key_pool: k_pool.data as usize,
+        value_pool: v_pool.data as usize,
+        slots: slots.data as usize,
+        pool_rows: sizes.pages * sizes.page_size,
+    };
+    let appended = match rotation {
+        None => state.rotate_and_append(&device, &to)?,
+        Some(turn) => {
+            // Rotated queries are needed by the next kernels alone: whoever is given their memory comes after those.
+            let bytes = q.len() * q.dtype.size_bytes() + k.len() * q.dtype.size_bytes();
+            let (address, size) = state.pool.take(state.driver, bytes)?;
+            queries = (address, address, size);
+            let keys = address + q.len() * q.dtype.size_bytes();
+            state.submit_rotations(&turn, [sizes.heads, sizes.kv_heads], [address, keys], &to)?;
+            true
+        }
+    };
     if !appended {
         append(state, &k, &v, &k_pool, &v_pool, &slots, &sizes)?;
     }
@@ -220,7 +288,7 @@ unsafe fn attend(
     let prefills = has_more && sizes.width <= 128;
     let arguments = |start: Arguments, parts: usize, counters: usize| {
         start
-            .wide(q.data as usize)
+            .wide(queries.0)
             .wide(k_pool.data as usize)
             .wide(v_pool.data as usize)
             .wide(sequences.data as usize)
@@ -308,11 +376,56 @@ unsafe fn attend(
             )
         }?;
     }
+    if queries.2 > 0 {
+        state.pool.put(queries.1, queries.2);
+    }
     Ok(Some([
         t,
         device.retain(args.k_pool)?,
         device.retain(args.v_pool)?,
     ]))
+}
+
+/// How queries and keys are turned; none where the kernel cannot.
+fn turn(
+    device: &Device<'_>,
+    state: &mut State,
+    rotate: &RotateArgs,
+    positions: &View,
+    sizes: &Sizes,
+    dtype: DType,
+) -> Result<Option<Turn>> {
+    let fits = rotate.normed == 0
+        && rotate.dims % 2 == 0
+        && rotate.dims <= sizes.width
+        && rotate.interleaved <= 1;
+    if !fits {
+        return Ok(None);
+    }
+    let is_given = !rotate.freqs.is_none();
+    let table = if is_given {
+        let freqs = state.input(device, rotate.freqs)?;
+        let half = i64::from(rotate.dims / 2);
+        if freqs.dtype != DType::F32 || !is_plain(&freqs, 4) || freqs.shape() != [half] {
+            return Ok(None);
+        }
+        freqs.data as usize
+    } else if rotate.base > 0.0 {
+        super::rows::frequencies(state, rotate.dims, rotate.base)?
+    } else {
+        return Ok(None);
+    };
+    Ok(Some(Turn {
+        positions: positions.data as usize,
+        table,
+        dims: rotate.dims as i32,
+        interleaved: rotate.interleaved as i32,
+        is_inverse: i32::from(is_given),
+        scale: rotate.scale,
+        rows: sizes.rows,
+        width: sizes.width as i32,
+        dtype,
+    }))
 }
 
 /// Pages of keys and of values for the copy engine.

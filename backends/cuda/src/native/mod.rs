@@ -5,6 +5,7 @@
 //! take (other dtypes, strided inputs, odd forms) goes to the slot it replaced, with the same result.
 
 mod attention;
+mod fused;
 mod maps;
 mod movement;
 mod pending;
@@ -128,6 +129,7 @@ fn install(table: &mut BackendOps, _settings: &mlxcel_backend_mlx::KernelSetting
     rows::install(table);
     attention::install(table);
     sample::install(table);
+    fused::install(table);
     Ok(())
 }
 

@@ -46,6 +46,28 @@ pub(super) struct Products {
     held: Vec<Tensor>,
 }
 
+/// What a kernel makes of rows before their product and of the result after it: addresses, 0 for none.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Around {
+    pub(super) is_normed: bool,
+    pub(super) eps: f32,
+    pub(super) norm: usize,
+    pub(super) residual: usize,
+}
+
+impl Around {
+    /// As the kernels' struct of that name lies in memory.
+    fn words(&self) -> [u64; 3] {
+        let normed = match (self.is_normed, self.norm) {
+            (false, _) => 0,
+            (true, 0) => 1,
+            (true, _) => 2,
+        };
+        let last = u64::from(self.eps.to_bits()) | normed << 32;
+        [self.norm as u64, self.residual as u64, last]
+    }
+}
+
 /// `out = a + b`.
 #[derive(Debug)]
 pub(super) struct Sum {
@@ -206,7 +228,10 @@ impl State {
 
     fn submit_products(&mut self, products: &Products) -> Result<()> {
         match products.way {
-            Way::Stream => self.submit_stream(products, None),
+            Way::Stream => {
+                let x = (products.x, products.rows, products.dtype);
+                self.submit_stream(x, &products.items, None, Around::default())
+            }
             Way::Few => self.submit_few(products),
             Way::Tiles => self.submit_tiles(products),
         }
@@ -234,11 +259,17 @@ impl State {
     }
 
     /// The same through the copy engine. With `gated`, address and kind of the gated activation of two products.
-    fn submit_stream(&mut self, products: &Products, gated: Option<(usize, i32)>) -> Result<()> {
-        let Some((first, _)) = products.items.first().copied() else {
+    pub(super) fn submit_stream(
+        &mut self,
+        (x, rows, dtype): (usize, usize, DType),
+        products: &[(Weight, usize)],
+        gated: Option<(usize, i32)>,
+        around: Around,
+    ) -> Result<()> {
+        let Some((first, _)) = products.first().copied() else {
             return Ok(());
         };
-        let mut items = products.items.clone();
+        let mut items = products.to_vec();
         let mut waits = false;
         for (w, _) in &mut items {
             // A quantised weight comes from the host; a plain one may have been made by the kernel before.
@@ -255,22 +286,23 @@ impl State {
         for (to, from) in fields.iter_mut().zip(maps.iter().chain(rest)) {
             *to = *from;
         }
-        let plan = Stream::of(&first, products.rows, products.dtype == DType::F16);
+        let plan = Stream::of(&first, rows, dtype == DType::F16);
         let (name, tiles) = match gated {
             Some(_) => ("stream_gated", first.rows.div_ceil(8) as u32),
             None => ("stream_rows", tiles),
         };
-        let mut arguments = Arguments::new().record(&fields).wide(products.x);
+        let mut arguments = Arguments::new().record(&fields).wide(x);
         if let Some((out, _)) = gated {
             arguments = arguments.wide(out);
         }
-        arguments = arguments
-            .int(first.columns as i32)
-            .int(products.rows as i32);
+        arguments = arguments.int(first.columns as i32).int(rows as i32);
         if let Some((_, kind)) = gated {
             arguments = arguments.int(kind);
         }
-        arguments = arguments.int(tiles as i32).int(i32::from(waits));
+        arguments = arguments
+            .int(tiles as i32)
+            .int(i32::from(waits))
+            .record(&around.words());
         let shape = Shape {
             grid: [tiles.min(plan.blocks_each * self.processors), 1, 1],
             threads: 32 * crate::kernels::STREAM_WARPS as u32,
@@ -282,8 +314,8 @@ impl State {
             stages: plan.stages,
         };
         let most = self.most_shared_bytes;
-        // SAFETY: as above; the maps are those of the weights.
-        unsafe { self.launch(text, products.dtype, name, &shape, most, arguments) }
+        // SAFETY: as above; the maps are those of the weights, and what is around the products is as long as their rows.
+        unsafe { self.launch(text, dtype, name, &shape, most, arguments) }
     }
 
     fn submit_tiles(&mut self, products: &Products) -> Result<()> {
@@ -356,7 +388,9 @@ impl State {
             return Ok(false);
         };
         if products.way == Way::Stream {
-            self.submit_stream(&products, Some((out, kind)))?;
+            let x = (products.x, products.rows, products.dtype);
+            let gated = Some((out, kind));
+            self.submit_stream(x, &products.items, gated, Around::default())?;
             let_go(device, &products.held)?;
             return Ok(true);
         }
@@ -472,19 +506,37 @@ impl State {
         let Pending::Rotations(waiting) = core::mem::take(&mut self.pending) else {
             return Ok(false);
         };
+        let to = Append {
+            q: q.x,
+            k: k.x,
+            ..*to
+        };
+        self.submit_rotations(&turn, [q.heads, k.heads], [q.out, k.out], &to)?;
+        let_go(device, &waiting.held)?;
+        Ok(true)
+    }
+
+    /// Rotates the queries and keys that `to` names, writes them to `outs`, and appends keys and values.
+    pub(super) fn submit_rotations(
+        &mut self,
+        turn: &Turn,
+        [heads, kv_heads]: [i32; 2],
+        outs: [usize; 2],
+        to: &Append,
+    ) -> Result<()> {
         let arguments = Arguments::new()
-            .wide(q.x)
-            .wide(k.x)
+            .wide(to.q)
+            .wide(to.k)
             .wide(to.v)
             .wide(turn.positions)
             .wide(turn.table)
-            .wide(q.out)
-            .wide(k.out)
+            .wide(outs[0])
+            .wide(outs[1])
             .wide(to.key_pool)
             .wide(to.value_pool)
             .wide(to.slots)
-            .int(q.heads)
-            .int(k.heads)
+            .int(heads)
+            .int(kv_heads)
             .int(turn.width)
             .int(turn.dims)
             .int(turn.interleaved)
@@ -495,16 +547,14 @@ impl State {
         let shape = Shape {
             grid: [
                 turn.rows as u32,
-                across((q.heads + k.heads) * own + k.heads * turn.width),
+                across((heads + kv_heads) * own + kv_heads * turn.width),
                 1,
             ],
             threads: 256,
             shared_bytes: 0,
         };
         // SAFETY: shapes were checked, those of the pools by the caller; slots outside are skipped.
-        unsafe { self.launch(Text::Rows, turn.dtype, "rope_append", &shape, 0, arguments) }?;
-        let_go(device, &waiting.held)?;
-        Ok(true)
+        unsafe { self.launch(Text::Rows, turn.dtype, "rope_append", &shape, 0, arguments) }
     }
 }
 

@@ -67,7 +67,7 @@ impl Weight {
     }
 }
 
-fn weight(
+pub(super) fn weight(
     device: &Device<'_>,
     state: &State,
     w: &QuantizedWeight,
@@ -138,7 +138,7 @@ fn with_last(shape: &[i64], last: usize) -> Vec<i64> {
     shape
 }
 
-fn quantized(
+pub(super) fn quantized(
     device: Device<'_>,
     state: &mut State,
     args: &QuantizedMatmulArgs,
@@ -169,30 +169,24 @@ fn quantized(
     multiply(&device, state, &x, &w, m, &held).map(Some)
 }
 
-/// `a @ b` where `b` is the transposed view of a row-major weight.
-fn plain(device: Device<'_>, state: &mut State, a: Tensor, b: Tensor) -> Result<Option<Tensor>> {
-    state.settle(&device, &[a, b])?;
-    let held = [a, b];
-    let b = state.input(&device, b)?;
+/// A plain weight, given as the transposed view of its rows.
+pub(super) fn plain_weight(
+    device: &Device<'_>,
+    state: &State,
+    b: Tensor,
+    dtype: DType,
+) -> Result<Option<Weight>> {
+    let b = state.input(device, b)?;
     let (&[columns, rows], &[1, stride]) = (b.shape(), b.strides()) else {
         return Ok(None);
     };
-    let fits = is_half(b.dtype)
+    let fits = b.dtype == dtype
+        && is_half(dtype)
         && stride == columns
         && columns % 8 == 0
         && rows > 0
         && (b.data as usize).is_multiple_of(16);
-    if !fits {
-        return Ok(None);
-    }
-    let Some(x) = activations(&device, state, a, columns as usize)? else {
-        return Ok(None);
-    };
-    let m = x.len() / columns as usize;
-    if x.dtype != b.dtype || x.shape().len() < 2 {
-        return Ok(None);
-    }
-    let w = Weight {
+    Ok(fits.then_some(Weight {
         words: b.data as usize,
         scales: 0,
         biases: 0,
@@ -200,11 +194,30 @@ fn plain(device: Device<'_>, state: &mut State, a: Tensor, b: Tensor) -> Result<
         group_size: PLAIN_GROUP_SIZE,
         rows: rows as usize,
         columns: columns as usize,
+    }))
+}
+
+/// `a @ b` where `b` is the transposed view of a row-major weight.
+pub(super) fn plain(
+    device: Device<'_>,
+    state: &mut State,
+    a: Tensor,
+    b: Tensor,
+) -> Result<Option<Tensor>> {
+    state.settle(&device, &[a, b])?;
+    let (view, _) = device.view(a)?;
+    let Some(w) = plain_weight(&device, state, b, view.dtype)? else {
+        return Ok(None);
     };
-    if state.way(&w, m).is_none() && (m > MOST_ROWS_PLAIN || !has_room(state, &w, m)) {
+    let Some(x) = activations(&device, state, a, w.columns)? else {
+        return Ok(None);
+    };
+    let m = x.len() / w.columns;
+    let takes = state.way(&w, m).is_some() || (m <= MOST_ROWS_PLAIN && has_room(state, &w, m));
+    if x.shape().len() < 2 || !takes {
         return Ok(None);
     }
-    multiply(&device, state, &x, &w, m, &held).map(Some)
+    multiply(&device, state, &x, &w, m, &[a, b]).map(Some)
 }
 
 /// Whether the device has the shared memory that the kernel for so many rows takes.
@@ -308,6 +321,15 @@ fn multiply_by(state: &State, x: Tensor, w: Tensor) -> Result<Option<Tensor>> {
         (state.mlx.release)(ctx, turned, silent);
         code
     };
+    Ok((code == status::OK).then_some(made))
+}
+
+/// MLX's product, or none when it refuses.
+pub(super) fn multiply_plain(state: &State, x: Tensor, w: Tensor) -> Result<Option<Tensor>> {
+    let mut made = Tensor::NONE;
+    let ctx = state.ctx as *mut core::ffi::c_void;
+    // SAFETY: a slot of this backend's own table, called on its thread with the caller's handles.
+    let code = unsafe { (state.mlx.matmul)(ctx, x, w, &raw mut made, core::ptr::null_mut()) };
     Ok((code == status::OK).then_some(made))
 }
 

@@ -31,7 +31,7 @@ pub(super) fn pairs(n: usize) -> Shape {
     Shape::line(n.div_ceil(256).clamp(1, 4096) as u32, 256)
 }
 
-fn norm(
+pub(super) fn norm(
     device: Device<'_>,
     state: &mut State,
     x: Tensor,
@@ -81,7 +81,7 @@ fn norm(
 }
 
 /// base^(-2 i / dims) on the device, uploaded once.
-fn frequencies(state: &mut State, dims: u32, base: f32) -> Result<usize> {
+pub(super) fn frequencies(state: &mut State, dims: u32, base: f32) -> Result<usize> {
     if let Some(found) = state.frequencies.get(&(dims, base.to_bits())) {
         return Ok(*found);
     }
@@ -159,7 +159,7 @@ fn rotate(device: Device<'_>, state: &mut State, args: &RopeArgs) -> Result<Opti
     Ok(Some(t))
 }
 
-fn gated(
+pub(super) fn gated(
     device: Device<'_>,
     state: &mut State,
     kind: u32,
@@ -203,7 +203,7 @@ fn gated(
 }
 
 /// `b` is as large as `a`, or one row that is combined with each of `a`'s.
-fn pairwise(
+pub(super) fn pairwise(
     device: Device<'_>,
     state: &mut State,
     kind: u32,
