@@ -7,3 +7,4 @@ pub mod http;
 pub mod plugins;
 pub mod scripted;
 pub mod server;
+pub mod tiny;

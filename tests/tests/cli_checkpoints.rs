@@ -48,7 +48,8 @@ fn inspect_needs_no_backend_and_has_the_established_keys() {
         "batch": 1,
         "kv_cache_mode": "fp16",
         "quant": "default",
-        "dtype": "f16"
+        "dtype": "f16",
+        "kv_dtype": "f16"
       },
       "context_length": 4096,
       "weights_bytes": 36,
@@ -56,6 +57,8 @@ fn inspect_needs_no_backend_and_has_the_established_keys() {
       "kv_bytes_per_token": {
         "fp16": 12,
         "fp32": 24,
+        "q8_0": 10,
+        "q4_0": 8,
         "int8": null,
         "turbo4": null
       },
@@ -167,7 +170,7 @@ fn inspect_reads_the_headers_of_a_real_model() {
 
 /// What the guard counts for caches follows their type, that of the activations apart.
 #[test]
-fn half_caches_count_half() {
+fn caches_count_as_their_type_is() {
     let model = real_model();
     let model = model.to_str().expect("text");
     let mlxcel = Mlxcel::new()
@@ -191,6 +194,15 @@ fn half_caches_count_half() {
         "{half_text}"
     );
     assert_eq!((&*caches, &*half_caches), ("360.0 MiB", "180.0 MiB"));
+    // A head of 64 elements has 64 codes and two scales of two bytes.
+    let (q8_text, q8_caches) = line(&["--cache-type-k", "q8_0", "--cache-type-v", "q8_0"]);
+    assert!(q8_text.ends_with(" with q8_0 keys and values"), "{q8_text}");
+    let (_, q4_caches) = line(&["--cache-type-k", "q4_0", "--cache-type-v", "q4_0"]);
+    assert_eq!((&*q8_caches, &*q4_caches), ("95.6 MiB", "50.6 MiB"));
+}
+
+fn joined<'a>(args: &[&'a str], flags: &[&'a str]) -> Vec<&'a str> {
+    [args, flags].concat()
 }
 
 /// `inspect` and the guard of `run` say the same of the same model, whatever the type.
@@ -198,23 +210,22 @@ fn half_caches_count_half() {
 fn inspect_and_the_guard_have_one_verdict() {
     let model = real_model();
     let model = model.to_str().expect("text");
-    for dtype in ["auto", "f16"] {
+    let types = |name| ["--cache-type-k", name, "--cache-type-v", name];
+    for flags in [
+        ["--dtype", "auto"].to_vec(),
+        ["--dtype", "f16"].to_vec(),
+        types("q8_0").to_vec(),
+    ] {
         for limit in ["1T", "200M", "1M"] {
             let mlxcel = Mlxcel::new()
                 .with_real_plugins()
                 .with("MLXCEL_MEMORY_LIMIT", limit);
-            let args = ["inspect", "-m", model, "--json", "--dtype", dtype];
+            let args = joined(&["inspect", "-m", model, "--json"], &flags);
             let json = mlxcel.run(args).expect_success().json();
-            let args = [
-                "generate",
-                "-m",
-                model,
-                "-p",
-                "x",
-                "--estimate-memory",
-                "--dtype",
-                dtype,
-            ];
+            let args = joined(
+                &["generate", "-m", model, "-p", "x", "--estimate-memory"],
+                &flags,
+            );
             let line = mlxcel.run(args).expect_success().stdout;
             let name = json["inputs"]["dtype"].as_str().expect("text");
             assert!(
@@ -225,7 +236,7 @@ fn inspect_and_the_guard_have_one_verdict() {
             let budget = json["budget_bytes"].as_u64().expect("number");
             assert_eq!(json["fits"], json!(total <= budget));
             let text = mlxcel
-                .run(["inspect", "-m", model, "--dtype", dtype])
+                .run(joined(&["inspect", "-m", model], &flags))
                 .expect_success();
             let row = text
                 .stdout
@@ -238,11 +249,25 @@ fn inspect_and_the_guard_have_one_verdict() {
                 text.stdout
             );
             if json["fits"] == json!(false) {
-                let args = ["generate", "-m", model, "-p", "x", "--dtype", dtype];
+                let args = joined(&["generate", "-m", model, "-p", "x"], &flags);
                 assert_eq!(mlxcel.run(args).code, Some(7));
             }
         }
     }
+    // What one refuses, so does the other, in the same words.
+    let mock = Mlxcel::new().with_mock_plugins();
+    mock.mock_model("model");
+    let refused = ["inspect", "generate"].map(|command| {
+        let prompt: &[&str] = match command {
+            "generate" => &["-p", "x"],
+            _ => &[],
+        };
+        let args = joined(&joined(&[command, "-m", "./model"], prompt), &types("q4_0"));
+        let done = mock.run(args);
+        (done.code, done.stderr)
+    });
+    assert_eq!(refused[0], refused[1]);
+    insta::assert_snapshot!(refused[0].1, @"error: backend mock does not keep keys and values in q4_0: leave --cache-type-k and --cache-type-v out, or choose a backend that lists q4_0");
 }
 
 /// A family speaks of the configuration's keys; a GGUF file has others.

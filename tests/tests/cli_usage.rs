@@ -105,7 +105,7 @@ fn values_out_of_range_are_refused_with_the_range() {
         first_line("--samplers", "top_k;heat"),
         first_line("--logit-bias", "7"),
         first_line("--dtype", "f8"),
-        first_line("--cache-type-k", "q8_0"),
+        first_line("--cache-type-k", "q5_1"),
         first_line("--cache-type-v", "f17"),
         first_line("--ctx-size", "many"),
         first_line("-c", "-1"),
@@ -126,8 +126,8 @@ fn values_out_of_range_are_refused_with_the_range() {
     error: invalid value 'top_k;heat' for '--samplers <NAME;...>': there is no sampler "heat", expected penalties (e), dry (d), top_n_sigma (s), top_k (k), typ_p (y), top_p (p), min_p (m), xtc (x), temperature (t), adaptive_p (a)
     error: invalid value '7' for '--logit-bias <TOKEN+BIAS>': expected a token id and a number with its sign, such as 15043-1
     error: invalid value 'f8' for '--dtype <DTYPE>'
-    error: invalid value 'q8_0' for '--cache-type-k <TYPE>': keys and values are not quantised here, expected f32, f16 or bf16
-    error: invalid value 'f17' for '--cache-type-v <TYPE>': expected f32, f16 or bf16
+    error: invalid value 'q5_1' for '--cache-type-k <TYPE>': expected f32, f16, bf16, q8_0 or q4_0
+    error: invalid value 'f17' for '--cache-type-v <TYPE>': expected f32, f16, bf16, q8_0 or q4_0
     error: invalid value 'many' for '--ctx-size <N>': expected a number of tokens; 0 is the model's own limit, there is no -1
     error: invalid value '-1' for '--ctx-size <N>': expected a number of tokens; 0 is the model's own limit, there is no -1
     "#);

@@ -27,6 +27,7 @@ mod ordering;
 mod paging;
 mod products;
 mod quantization;
+mod quantised_pools;
 mod randomness;
 mod recurrence;
 mod reductions;

@@ -409,6 +409,7 @@ pub(super) fn run(suite: &mut Suite<'_>) {
             );
         }
     }
+    super::quantised_pools::run(suite);
     let scene = &scenes(DType::F32)[0];
     suite.holds(
         "paged_attention",

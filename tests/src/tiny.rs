@@ -1,0 +1,123 @@
+//! Engines over checked-in tiny checkpoints with the cpu plugin, and greedy questions to them.
+
+#![expect(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "support of tests: a failure here is a failed test"
+)]
+
+use mlxcel::engine::batch::BatchLimits;
+use mlxcel::engine::schedule::Budget;
+use mlxcel::engine::{
+    CancelToken, EngineError, EngineHandle, Event, GenerateRequest, GenerateStats, GenerateStream,
+    KvType, LoadOptions, OpenedModel, PrefixOptions, open_model, start_engine,
+};
+use mlxcel::plugin::{BackendChoice, DType, Loader, SelectedBackend};
+use mlxcel::sampling::SamplingParams;
+use mlxcel_registry::plugin::{Catalogue, HostProfile, SearchInputs};
+
+use crate::golden::folder;
+
+/// Family and variant of a folder under `tests/golden`.
+pub type Kind = (&'static str, &'static str);
+
+/// Bytes that one position takes in the pool.
+pub fn token_bytes(kind: Kind, kv_type: impl Into<KvType>) -> u64 {
+    let (opened, _) = open(kind);
+    opened.desc.kv_bytes_per_token(kv_type) as u64
+}
+
+/// Starts an engine over a checkpoint.
+pub fn start(kind: Kind, options: LoadOptions) -> Result<EngineHandle, EngineError> {
+    let (opened, backend) = open(kind);
+    Ok(start_engine(opened, backend, options, |_, _| {})?.0)
+}
+
+fn open((family, variant): Kind) -> (OpenedModel, SelectedBackend) {
+    let dir = std::env::var_os("MLXCEL_TEST_PLUGINS_DIR");
+    let dir =
+        dir.expect("MLXCEL_TEST_PLUGINS_DIR is not set: run the tests with `cargo xtask test`");
+    let inputs = SearchInputs {
+        dirs: vec![dir.into()],
+        ..SearchInputs::default()
+    };
+    let catalogue = Catalogue::build(&inputs, HostProfile::CURRENT).unwrap();
+    let loader = Loader::default();
+    let opened = open_model(&folder(family, variant), &catalogue, &loader, None).unwrap();
+    let backend = loader
+        .select_backend(&catalogue, &BackendChoice::Named("cpu".to_owned()))
+        .unwrap();
+    (opened, backend)
+}
+
+/// Options for `parallel` requests in short steps, with more room than any of these models needs.
+pub fn options(parallel: usize) -> LoadOptions {
+    LoadOptions {
+        dtype: Some(DType::F32),
+        threads: 1,
+        limits: BatchLimits {
+            parallel,
+            budget: Budget {
+                rows: 48,
+                prefill_rows_beside_decode: 16,
+            },
+        },
+        kv_budget_bytes: Some(1 << 30),
+        ..LoadOptions::default()
+    }
+}
+
+/// A prefix cache that keeps nothing, so that every answer is computed from its first token on.
+pub fn nothing_kept() -> PrefixOptions {
+    PrefixOptions {
+        max_bytes: Some(0),
+        ..PrefixOptions::default()
+    }
+}
+
+/// The likeliest `count` tokens behind a prompt.
+pub fn request(prompt: &[u32], count: usize) -> GenerateRequest {
+    GenerateRequest {
+        prompt: prompt.to_vec(),
+        sampling: SamplingParams {
+            temperature: 0.0,
+            ..SamplingParams::default()
+        },
+        max_new_tokens: Some(count),
+        ..GenerateRequest::default()
+    }
+}
+
+/// Starts such a request.
+pub fn begin(engine: &EngineHandle, prompt: &[u32], count: usize) -> GenerateStream {
+    engine
+        .generate(request(prompt, count), CancelToken::default())
+        .unwrap()
+}
+
+/// Tokens of a stream that does not fail, and its figures.
+pub fn collect(stream: GenerateStream) -> (Vec<u32>, GenerateStats) {
+    let mut tokens = Vec::new();
+    for event in stream {
+        match event {
+            Event::Token { id, .. } => tokens.push(id),
+            Event::Done { stats, .. } => return (tokens, stats),
+            Event::Failed(error) => panic!("{error}"),
+            Event::Prefill { .. } => {}
+        }
+    }
+    panic!("a stream ended without an end")
+}
+
+/// Greedy answer, and tokens of the prompt that were found.
+pub fn ask(engine: &EngineHandle, prompt: &[u32], count: usize) -> (Vec<u32>, usize) {
+    let (tokens, stats) = collect(begin(engine, prompt, count));
+    (tokens, stats.cached_tokens)
+}
+
+/// Token ids below 64, the same for the same seed.
+pub fn tokens(count: usize, seed: usize) -> Vec<u32> {
+    let token = |i: usize| ((i * 7 + seed * 13) % 58 + 3) as u32;
+    (0..count).map(token).collect()
+}
