@@ -15,7 +15,7 @@ use std::path::PathBuf;
 use mlxcel::chat::{ChatOptions, ChatSession, ModelText};
 use mlxcel::engine::{
     CancelToken, EngineFacts, EngineHandle, Event, FinishReason, GenerateRequest, KvTypes,
-    LoadOptions, open_model, start_engine,
+    LoadOptions, Precision, open_model, start_engine,
 };
 use mlxcel::plugin::{BackendChoice, DType, Loader};
 use mlxcel::sampling::SamplingParams;
@@ -38,10 +38,10 @@ fn catalogue() -> Catalogue {
 }
 
 fn engine() -> (EngineHandle, EngineFacts, ModelText) {
-    engine_with(KvTypes::default())
+    engine_with(LoadOptions::default())
 }
 
-fn engine_with(kv_types: KvTypes) -> (EngineHandle, EngineFacts, ModelText) {
+fn engine_with(options: LoadOptions) -> (EngineHandle, EngineFacts, ModelText) {
     let (catalogue, loader) = (catalogue(), Loader::default());
     let opened = open_model(
         &required("MLXCEL_TEST_MODEL_GGUF"),
@@ -56,8 +56,7 @@ fn engine_with(kv_types: KvTypes) -> (EngineHandle, EngineFacts, ModelText) {
     let text = ModelText::of(&opened).unwrap();
     let options = LoadOptions {
         dtype: Some(DType::F32),
-        kv_types,
-        ..LoadOptions::default()
+        ..options
     };
     let (engine, facts) = start_engine(opened, backend, options, |_, _| {}).unwrap();
     (engine, facts, text)
@@ -97,15 +96,29 @@ fn greedy(engine: &EngineHandle, prompt: Vec<u32>, n: usize) -> Vec<u32> {
     tokens.collect()
 }
 
+/// With activations as they are, and as the backend prefers them: rounded to 16 bits where that is faster.
 #[test]
 fn logits_and_greedy_tokens_match_the_references() {
-    let (engine, ..) = engine();
+    for (precision, limit) in [(Some(Precision::Exact), 1e-3), (None, 1e-2)] {
+        matches_the_references(precision, limit);
+    }
+}
+
+fn matches_the_references(precision: Option<Precision>, exact_limit: f64) {
+    let (engine, ..) = engine_with(LoadOptions {
+        precision,
+        ..LoadOptions::default()
+    });
     for prompt in golden()["prompts"].as_array().unwrap() {
         let name = prompt["name"].as_str().unwrap();
         let tokens = ids(&prompt["ids"]);
         let logits = engine.score(tokens.clone()).unwrap();
         for reference in ["exact", "f16"] {
-            let limit = if reference == "exact" { 1e-3 } else { 2e-2 };
+            let limit = if reference == "exact" {
+                exact_limit
+            } else {
+                2e-2
+            };
             for pair in prompt[reference]["top10"].as_array().unwrap() {
                 let (id, want) = (
                     pair[0].as_u64().unwrap() as usize,
@@ -114,7 +127,7 @@ fn logits_and_greedy_tokens_match_the_references() {
                 let off = (f64::from(logits[id]) - want).abs();
                 assert!(
                     off < limit,
-                    "{name}, {reference}: token {id} is {} and should be {want}",
+                    "{name}, {precision:?}, {reference}: token {id} is {} and should be {want}",
                     logits[id]
                 );
             }
@@ -130,7 +143,10 @@ fn logits_and_greedy_tokens_match_the_references() {
 fn caches_of_half_types_give_the_same_greedy_tokens() {
     let golden = golden();
     let answers = |kv_types| {
-        let (engine, facts, _) = engine_with(kv_types);
+        let (engine, facts, _) = engine_with(LoadOptions {
+            kv_types,
+            ..LoadOptions::default()
+        });
         let mut answers = Vec::new();
         let mut logits = Vec::new();
         for prompt in [0, 1] {
@@ -143,7 +159,10 @@ fn caches_of_half_types_give_the_same_greedy_tokens() {
         (answers, logits, facts, engine.figures().kv_bytes)
     };
     let (wanted, exact, facts, exact_bytes) = answers(KvTypes::default());
-    assert_eq!((facts.dtype, facts.kv_type), (DType::F32, DType::F32.into()));
+    assert_eq!(
+        (facts.dtype, facts.kv_type),
+        (DType::F32, DType::F32.into())
+    );
     for (dtype, limit) in [(DType::F16, 0.05), (DType::BF16, 0.5)] {
         let (found, logits, facts, bytes) = answers(KvTypes::both(dtype));
         assert_eq!((facts.dtype, facts.kv_type), (DType::F32, dtype.into()));

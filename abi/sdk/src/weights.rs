@@ -219,6 +219,17 @@ impl Weights {
         self.converted(&stored, name)
     }
 
+    /// The weight of a product: in the compute dtype, or in the half type it is stored in where the
+    /// compute dtype is f32. A product widens it on its way, with the same result and half the memory.
+    pub fn product_weight(&self, name: &str, shape: &[i64]) -> Result<Tensor> {
+        let stored = self.stored(name, shape)?;
+        let is_half = matches!(stored.dtype()?, DType::F16 | DType::BF16);
+        if is_half && self.inner.compute_dtype == DType::F32 {
+            return Ok(stored);
+        }
+        self.converted(&stored, name)
+    }
+
     /// A parameter that may be absent.
     pub fn optional(&self, name: &str, shape: &[i64]) -> Result<Option<Tensor>> {
         if self.contains(name) {

@@ -29,7 +29,7 @@ impl Linear {
             Some(spec) => Kernel::Quantized(quant::load(weights, spec, &[], outputs, inputs)?),
             None => Kernel::Plain(
                 weights
-                    .tensor("weight", &[outputs as i64, inputs as i64])?
+                    .product_weight("weight", &[outputs as i64, inputs as i64])?
                     .t()?,
             ),
         };

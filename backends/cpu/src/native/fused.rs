@@ -14,9 +14,9 @@ use mlxcel_abi::ops::BackendOps;
 use mlxcel_abi::{AbiError, DType, ErrorObj, Result, Status, Tensor};
 use mlxcel_backend_mlx::native::{Native, View};
 use mlxcel_cpu_kernels::qmatmul::{self, Division};
-use mlxcel_cpu_kernels::{QuantizedMatrix, row};
+use mlxcel_cpu_kernels::{QuantizedMatrix, gemm, row};
 
-use super::products::{matrix, packed_product, plain_product};
+use super::products::{matrix, packed_product, plain_product, plain_weight};
 use super::rows::{SERIAL_BELOW, Shared, gate_of};
 use super::{Outcome, State, attempt, floats};
 
@@ -148,7 +148,7 @@ impl Drop for Made<'_> {
 enum Weight<'a> {
     Packed(QuantizedMatrix<'a>),
     /// `[rows, columns]`.
-    Plain(&'a [f32], [usize; 2]),
+    Plain(gemm::Weight<'a>, [usize; 2]),
 }
 
 struct Layer<'a> {
@@ -186,15 +186,9 @@ unsafe fn layer<'a>(native: &Native<'_>, raw: &LinearWeight) -> Result<Option<La
                 None => return Ok(None),
             }
         } else {
-            let view = native.view(raw.plain)?;
-            match (view.shape(), view.strides()) {
-                // The transposed view of a row-major weight.
-                (&[columns, rows], &[1, stride])
-                    if view.dtype == DType::F32 && stride == columns && rows > 0 && columns > 0 =>
-                {
-                    Weight::Plain(view.as_slice(), [rows as usize, columns as usize])
-                }
-                _ => return Ok(None),
+            match plain_weight(&native.view(raw.plain)?) {
+                Some((weight, shape)) => Weight::Plain(weight, shape),
+                None => return Ok(None),
             }
         }
     };
@@ -366,7 +360,7 @@ fn products(
         }
         let done = match &layer.weight {
             Weight::Packed(w) => packed_product(state, x, *w, out),
-            Weight::Plain(w, shape) => plain_product(state, x, w, *shape, out),
+            Weight::Plain(w, shape) => plain_product(state, x, *w, *shape, out),
         };
         if !done {
             return false;

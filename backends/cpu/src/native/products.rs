@@ -19,7 +19,7 @@ pub(super) fn install(table: &mut BackendOps) {
 }
 
 /// What a setting means on a processor. Where there are dot products of integers, 16 bits are faster
-/// than f32 everywhere and as good (ADR 9).
+/// than f32 for few rows and for many, and as good (ADR 9).
 pub(super) fn precision(setting: KernelPrecision, isa: Isa) -> Precision {
     match setting {
         KernelPrecision::Auto if isa == Isa::Avx512Vnni => Precision::Int16,
@@ -179,43 +179,61 @@ pub(super) fn packed_product(
 
 /// `a @ b` where `b` is the transposed view of a row-major weight.
 fn plain(native: Native<'_>, state: &mut State, a: Tensor, b: Tensor) -> Result<Option<Tensor>> {
-    let (Some(x), b) = (floats(&native, a)?, native.view(b)?) else {
+    // SAFETY: the caller holds the tensors during the call.
+    let (Some(x), Some((w, shape))) = (floats(&native, a)?, unsafe {
+        plain_weight(&native.view(b)?)
+    }) else {
         return Ok(None);
     };
-    let (&[columns, rows], &[1, stride]) = (b.shape(), b.strides()) else {
-        return Ok(None);
-    };
-    let fits = b.dtype == DType::F32
-        && stride == columns
-        && x.shape().last() == Some(&columns)
-        && x.shape().len() >= 2
-        && rows > 0;
-    if !fits {
+    let [rows, columns] = shape;
+    if x.shape().last() != Some(&(columns as i64)) || x.shape().len() < 2 {
         return Ok(None);
     }
-    let (rows, columns) = (rows as usize, columns as usize);
-    // SAFETY: `a` is a contiguous f32 view; `b` is f32 and its transpose is row-major, so that its
-    // memory is `rows * columns` elements in order. The caller holds both tensors.
-    let (input, weight) = unsafe { (x.as_slice::<f32>(), b.as_slice::<f32>()) };
+    // SAFETY: a contiguous f32 view of a tensor that the caller holds.
+    let input = unsafe { x.as_slice::<f32>() };
     filled(&native, &with_last(x.shape(), rows), "matmul", |out| {
-        plain_product(state, input, weight, [rows, columns], out)
+        plain_product(state, input, w, shape, out)
     })
+}
+
+/// The row-major weight `[rows, columns]` behind a transposed view, f32 or half.
+///
+/// # Safety
+/// The tensor must live for `'a`.
+pub(super) unsafe fn plain_weight<'a>(view: &View) -> Option<(Weight<'a>, [usize; 2])> {
+    let (&[columns, rows], &[1, stride]) = (view.shape(), view.strides()) else {
+        return None;
+    };
+    if stride != columns || rows <= 0 || columns <= 0 {
+        return None;
+    }
+    // SAFETY: the transpose is row-major, so that the memory is `rows * columns` elements in order; the
+    // types are checked.
+    let weight = unsafe {
+        match view.dtype {
+            DType::F32 => Weight::F32(view.as_slice()),
+            DType::F16 => Weight::F16(view.as_slice()),
+            DType::BF16 => Weight::Bf16(view.as_slice()),
+            _ => return None,
+        }
+    };
+    Some((weight, [rows as usize, columns as usize]))
 }
 
 /// `x @ w.T` with `w` `[rows, columns]`. False when a kernel panicked.
 pub(super) fn plain_product(
     state: &mut State,
     x: &[f32],
-    weight: &[f32],
+    weight: Weight<'_>,
     [rows, columns]: [usize; 2],
     out: &mut [f32],
 ) -> bool {
-    if x.len() / columns <= dense::MAX_ROWS {
-        return dense::matmul(state.isa, &mut state.pool, x, weight, rows, columns, out);
+    if dense::takes(x.len() / columns, &weight) {
+        return dense::matmul(state.isa, &mut state.pool, x, weight, [rows, columns], out);
     }
     let product = Product {
         x,
-        weight: Weight::F32(weight),
+        weight,
         rows,
         columns,
     };
