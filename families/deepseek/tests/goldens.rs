@@ -45,9 +45,12 @@ goldens! {
     v32_yarn: "v32-yarn";
     v4: "v4";
     v4_long: "v4-long";
+    v4_4bit: "v4-4bit";
+    v4_mxfp4: "v4-mxfp4";
     mlx_deepseek_4bit: "mlx-deepseek-4bit";
     mlx_v2_4bit: "mlx-v2-4bit";
     mlx_v3_4bit: "mlx-v3-4bit";
+    mlx_v3_mxfp4: "mlx-v3-mxfp4";
     mlx_v3_bf16: "mlx-v3-bf16";
     mlx_v32_4bit: "mlx-v32-4bit";
 }

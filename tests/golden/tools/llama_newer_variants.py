@@ -157,6 +157,64 @@ VARIANTS = {
             "default rope": dict(rope_parameters=dict(rope_type="default", rope_theta=2000.0)),
         },
     ),
+    "llama4-beyond": variant(
+        "llama3 rotary scaling beyond its original context, without a wrapper",
+        LLAMA4
+        | dict(
+            num_hidden_layers=2,
+            no_rope_layers=[1, 0],
+            rope_parameters=dict(
+                rope_type="llama3",
+                rope_theta=2000.0,
+                factor=8.0,
+                low_freq_factor=1.0,
+                high_freq_factor=4.0,
+                original_max_position_embeddings=16,
+            ),
+        ),
+        46,
+        dtype="BF16",
+        controls={"default rope": dict(rope_parameters=dict(rope_type="default", rope_theta=2000.0))},
+    ),
+    "rope-llama3-beyond": variant(
+        "llama3 rotary scaling beyond its original context",
+        SMALL
+        | dict(
+            model_type="llama",
+            num_attention_heads=2,
+            num_key_value_heads=1,
+            max_position_embeddings=128,
+            rope_parameters=dict(
+                rope_type="llama3",
+                rope_theta=2000.0,
+                factor=8.0,
+                low_freq_factor=1.0,
+                high_freq_factor=4.0,
+                original_max_position_embeddings=16,
+            ),
+        ),
+        5,
+        long=72,
+        dtype="BF16",
+        controls={"default rope": dict(rope_parameters=dict(rope_type="default", rope_theta=2000.0))},
+    ),
+    "rope-yarn-beyond": variant(
+        "yarn beyond its original context",
+        SMALL
+        | dict(
+            model_type="llama",
+            num_attention_heads=2,
+            num_key_value_heads=1,
+            max_position_embeddings=128,
+            rope_parameters=dict(
+                rope_type="yarn", rope_theta=1000.0, factor=4.0, original_max_position_embeddings=32
+            ),
+        ),
+        1,
+        long=72,
+        dtype="BF16",
+        controls={"default rope": dict(rope_parameters=dict(rope_type="default", rope_theta=1000.0))},
+    ),
     "arcee": variant(
         "a feed-forward block of two matrices and a squared ReLU; biases",
         SMALL | dict(model_type="arcee", hidden_act="relu2", max_position_embeddings=128, attention_bias=True, mlp_bias=True)

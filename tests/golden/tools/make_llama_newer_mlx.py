@@ -173,19 +173,19 @@ class Newer(mlx.Line):
         return record(directory, label, ids), None
 
     def checkable(self, directory, temp):
-        golden = json.loads((directory / "golden.json").read_text())
         config = json.loads((directory / "config.json").read_text())
         text = config.get("text_config", config)
         if text["model_type"] not in ("ministral3",):
             settings = text.pop("rope_parameters")
             text["rope_theta"] = settings.pop("rope_theta")
             text["rope_scaling"] = None if settings["rope_type"] == "default" else settings
-        if config["model_type"] == "llama4_text":
+        tensors = mx.load(str(directory / "model.safetensors"))
+        wrapped = config["model_type"] == "llama4_text"
+        if wrapped:
             # Its own file here is MobileLLM's; the decoder of Llama 4 is known in the wrapper only.
             config = dict(model_type="llama4", text_config=config)
         (temp / "config.json").write_text(json.dumps(config))
-        tensors = mx.load(str(directory / "model.safetensors"))
-        if golden["variant"] == "llama4-text":
+        if wrapped:
             tensors = {f"language_model.{k}": v for k, v in tensors.items()}
         mx.save_safetensors(str(temp / "model.safetensors"), tensors, metadata={"format": "mlx"})
 

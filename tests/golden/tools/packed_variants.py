@@ -68,8 +68,8 @@ VARIANTS = {
         V32, 14, fp8=r"(_proj(_with_mqa)?|wq_b|wk)\.weight$",
     ),
     "v4-4bit": variant(
-        "deepseek", "affine", "deepseek_v4, affine, 4 bits, groups of 32, float16; experts stacked",
-        V4_WIDE, 6, long=40, dtype="F16", stack=True,
+        "deepseek", "affine", "deepseek_v4, affine, 4 bits, groups of 32, float16; experts stacked, routers not packed",
+        V4_WIDE, 1, long=40, dtype="F16", stack=True, pack=r"^(?!.*ffn\.gate\.)",
     ),
     "v4-mxfp4": variant(
         "deepseek", "mxfp4", "deepseek_v4, experts alone in mxfp4, a tensor each", V4_WIDE, 10, long=40, pack=r"experts\.\d+\.w\d\.weight$",

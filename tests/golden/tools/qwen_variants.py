@@ -85,6 +85,18 @@ VARIANTS = {
         long=40,
         controls={"default rope": dict(rope_scaling=None)},
     ),
+    "qwen3-yarn": variant(
+        "yarn beyond its original context",
+        QWEN3
+        | dict(
+            rope_theta=1000.0,
+            max_position_embeddings=128,
+            rope_scaling=dict(rope_type="yarn", factor=4.0, original_max_position_embeddings=32),
+        ),
+        109,
+        long=72,
+        controls={"default rope": dict(rope_scaling=None)},
+    ),
     "qwen3": variant(
         "norms on q and k heads, head_dim 24 where hidden_size / heads is 16, no biases",
         QWEN3 | dict(head_dim=24),
