@@ -20,6 +20,7 @@ mod convolution;
 mod creation;
 mod elementwise;
 mod fourier;
+mod fused;
 mod indexing;
 mod movement;
 mod norms;
@@ -128,6 +129,10 @@ pub const GROUPS: &[Group] = &[
     Group {
         name: "selecting",
         run: selecting::run,
+    },
+    Group {
+        name: "fused",
+        run: fused::run,
     },
     Group {
         name: "randomness",

@@ -135,18 +135,35 @@ impl Scene {
     /// The fused operation: real rows of the result, and the pools without page 0, which padding
     /// rows write to.
     pub(super) fn fused(&self, b: &Backend) -> Result<Vec<Tensor>> {
-        let [q, k, v] = [
+        let rows = [
             self.activation(self.heads, self.width, 1).on(b)?,
             self.activation(self.kv_heads, self.width, 2).on(b)?,
             self.activation(self.kv_heads, self.value_width, 3).on(b)?,
         ];
+        self.through(b, &rows, |args, out| {
+            command!(b.table(), paged_attention, args, out)
+        })
+    }
+
+    /// Positions of the rows, as the slots take them.
+    pub(super) fn positions(&self) -> Array {
+        self.row_list(|_, position| position)
+    }
+
+    /// Runs a slot over queries, keys and values: real rows of the result, and the pools without page 0.
+    pub(super) fn through(
+        &self,
+        b: &Backend,
+        [q, k, v]: &[Tensor; 3],
+        slot: impl FnOnce(&PagedAttentionArgs, &mut [Handle; 3]) -> Result<()>,
+    ) -> Result<Vec<Tensor>> {
         let (k_pool, v_pool) = (
             self.pool(self.width, 4).on(b)?,
             self.pool(self.value_width, 5).on(b)?,
         );
         let (slots, page_table) = (self.slots().on(b)?, self.page_table().on(b)?);
         let row_sequences = self.row_list(|sequence, _| sequence as i64).on(b)?;
-        let positions = self.row_list(|_, position| position).on(b)?;
+        let positions = self.positions().on(b)?;
         let sinks = if self.sinks {
             Some(self.sink_logits().on(b)?)
         } else {
@@ -173,7 +190,7 @@ impl Scene {
             ..PagedAttentionArgs::default()
         };
         let mut out = [Handle::NONE; 3];
-        command!(b.table(), paged_attention, &args, &mut out)?;
+        slot(&args, &mut out)?;
         let [mixed, k_new, v_new] = out.map(|handle| Tensor::from_handle(b, handle));
         Ok(vec![
             mixed.narrow(0, 0, self.rows())?,

@@ -38,7 +38,7 @@ pub(super) fn composed(suite: &mut Suite<'_>) {
     }
 }
 
-fn spec(mode: u32, bits: u32, group_size: u32) -> QuantSpec {
+pub(super) fn spec(mode: u32, bits: u32, group_size: u32) -> QuantSpec {
     QuantSpec {
         mode,
         bits,
@@ -62,7 +62,7 @@ fn specs() -> Vec<QuantSpec> {
     specs
 }
 
-fn name(spec: &QuantSpec) -> String {
+pub(super) fn name(spec: &QuantSpec) -> String {
     format!(
         "{} {} bits in {}s",
         kind::name(spec.mode),
@@ -72,7 +72,7 @@ fn name(spec: &QuantSpec) -> String {
 }
 
 /// A weight made on the host: any bits are a valid weight, so none is quantised for it.
-struct Packed {
+pub(super) struct Packed {
     weight: Array,
     scales: Array,
     biases: Option<Array>,
@@ -81,7 +81,7 @@ struct Packed {
 
 impl Packed {
     /// `[leading.., rows, columns]` with parameters of `dtype`.
-    fn new(
+    pub(super) fn new(
         spec: QuantSpec,
         dtype: DType,
         leading: &[i64],
@@ -136,7 +136,13 @@ impl Packed {
         }
     }
 
-    fn on(&self, backend: &Backend) -> Result<QuantizedTensor> {
+    /// Columns of the matrix.
+    pub(super) fn columns(&self) -> i64 {
+        let groups = self.scales.dims().last().copied().unwrap_or(0);
+        groups * i64::from(self.spec.group_size)
+    }
+
+    pub(super) fn on(&self, backend: &Backend) -> Result<QuantizedTensor> {
         Ok(QuantizedTensor {
             weight: self.weight.on(backend)?,
             scales: self.scales.on(backend)?,

@@ -1,0 +1,538 @@
+//! Fused operations against the reference and against their parts. A backend that lacks one passes
+//! through the parts, as the SDK composes them.
+
+use mlxcel_abi::fused_args::{GatedMlpArgs, InputNorm, LinearWeight, ProjectArgs, RotateArgs};
+use mlxcel_abi::kinds::{glu, quant as kind};
+use mlxcel_abi::ops_args::QuantSpec;
+use mlxcel_abi::{DType, Tensor as Handle, status};
+
+use super::FLOATS;
+use super::array::Array;
+use super::paging::{Scene, scenes};
+use super::quantization::{Packed, name, spec};
+use super::suite::Suite;
+use super::tolerance::Tolerance;
+use crate::quant::QuantizedTensor;
+use crate::{Backend, Result, RopeSpec, Tensor};
+
+const EPS: f32 = 1e-5;
+
+/// One linear layer on the host.
+struct Layer {
+    plain: Option<Array>,
+    packed: Option<Packed>,
+    bias: Option<Array>,
+}
+
+impl Layer {
+    /// `[columns]` to `[rows]`; plain where there is no form of quantisation.
+    fn new(
+        form: Option<QuantSpec>,
+        dtype: DType,
+        [rows, columns]: [i64; 2],
+        bias: bool,
+        seed: u64,
+    ) -> Self {
+        // Sums of about unit size, as models have them.
+        let size = 2.0 / (columns as f64).sqrt();
+        Self {
+            plain: form
+                .is_none()
+                .then(|| Array::spread(dtype, &[rows, columns], -size, size, seed)),
+            packed: form.map(|form| Packed::new(form, dtype, &[], rows, columns, seed)),
+            bias: bias.then(|| Array::usual(dtype, &[rows], seed + 7)),
+        }
+    }
+
+    fn on(&self, b: &Backend) -> Result<Loaded> {
+        Ok(Loaded {
+            plain: match &self.plain {
+                Some(weight) => Some(weight.on(b)?.t()?),
+                None => None,
+            },
+            packed: self.packed.as_ref().map(|w| w.on(b)).transpose()?,
+            bias: self.bias.as_ref().map(|bias| bias.on(b)).transpose()?,
+        })
+    }
+}
+
+/// One linear layer on a backend.
+struct Loaded {
+    plain: Option<Tensor>,
+    packed: Option<QuantizedTensor>,
+    bias: Option<Tensor>,
+}
+
+impl Loaded {
+    fn raw(&self) -> LinearWeight {
+        LinearWeight {
+            plain: Tensor::handle_of(self.plain.as_ref()),
+            quantized: self
+                .packed
+                .as_ref()
+                .map(QuantizedTensor::raw)
+                .unwrap_or_default(),
+            bias: Tensor::handle_of(self.bias.as_ref()),
+            ..LinearWeight::default()
+        }
+    }
+
+    fn forward(&self, x: &Tensor) -> Result<Tensor> {
+        let y = match (&self.plain, &self.packed) {
+            (Some(weight), _) => x.matmul(weight)?,
+            (None, Some(weight)) => weight.matmul_t(x)?,
+            (None, None) => x.clone(),
+        };
+        match &self.bias {
+            Some(bias) => y.add(bias),
+            None => Ok(y),
+        }
+    }
+}
+
+/// What comes before and after the products.
+#[derive(Debug, Clone, Copy)]
+struct Around {
+    dtype: DType,
+    rows: i64,
+    /// A norm, and whether it has a weight.
+    norm: Option<bool>,
+    residual: bool,
+    /// One row of the input has a NaN.
+    nan: bool,
+}
+
+impl Around {
+    fn input(&self, b: &Backend, columns: i64) -> Result<Tensor> {
+        let mut numbers = Array::usual(self.dtype, &[self.rows, columns], 1);
+        if self.nan
+            && let crate::testkit::reference::value::Data::Real(numbers) = &mut numbers.0.data
+        {
+            numbers[columns as usize + 3] = f64::NAN;
+        }
+        numbers.on(b)
+    }
+
+    fn weight(&self, b: &Backend, columns: i64) -> Result<Option<Tensor>> {
+        match self.norm {
+            Some(true) => Array::spread(self.dtype, &[columns], 0.5, 1.5, 2)
+                .on(b)
+                .map(Some),
+            _ => Ok(None),
+        }
+    }
+
+    fn raw(&self, weight: Option<&Tensor>) -> InputNorm {
+        InputNorm {
+            normed: u32::from(self.norm.is_some()),
+            eps: EPS,
+            weight: Tensor::handle_of(weight),
+            ..InputNorm::default()
+        }
+    }
+
+    fn normed(&self, x: &Tensor, weight: Option<&Tensor>) -> Result<Tensor> {
+        match self.norm {
+            Some(_) => x.rms_norm(weight, EPS),
+            None => Ok(x.clone()),
+        }
+    }
+
+    fn added(&self, b: &Backend, width: i64) -> Result<Option<Tensor>> {
+        let shape = [self.rows, width];
+        let residual = self
+            .residual
+            .then(|| Array::usual(self.dtype, &shape, 3).on(b));
+        residual.transpose()
+    }
+}
+
+fn plus(y: Tensor, residual: Option<&Tensor>) -> Result<Tensor> {
+    residual.map_or_else(|| Ok(y.clone()), |residual| residual.add(&y))
+}
+
+/// Whether a fused call was answered; unimplemented is no failure.
+fn answered(done: Result<()>) -> Result<bool> {
+    match done {
+        Ok(()) => Ok(true),
+        Err(error) if error.is_unimplemented() => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
+fn project(b: &Backend, around: &Around, layers: &[Layer], fused: bool) -> Result<Vec<Tensor>> {
+    let columns = match layers {
+        [Layer { plain: Some(w), .. }, ..] => w.dims()[1],
+        [
+            Layer {
+                packed: Some(w), ..
+            },
+            ..,
+        ] => w.columns(),
+        _ => 0,
+    };
+    let (x, weight) = (around.input(b, columns)?, around.weight(b, columns)?);
+    let loaded = layers
+        .iter()
+        .map(|layer| layer.on(b))
+        .collect::<Result<Vec<_>>>()?;
+    let width = loaded[0].forward(&x)?.dim(1)?;
+    let residual = around.added(b, width)?;
+    if fused {
+        let raw: Vec<LinearWeight> = loaded.iter().map(Loaded::raw).collect();
+        let args = ProjectArgs {
+            x: x.handle(),
+            norm: around.raw(weight.as_ref()),
+            layers: raw.as_ptr(),
+            n_layers: raw.len() as u32,
+            residual: Tensor::handle_of(residual.as_ref()),
+            ..ProjectArgs::default()
+        };
+        let mut out = vec![Handle::NONE; raw.len()];
+        if answered(command!(b.table(), project, &args, out.as_mut_ptr()))? {
+            return Ok(out.into_iter().map(|t| Tensor::from_handle(b, t)).collect());
+        }
+    }
+    let x = around.normed(&x, weight.as_ref())?;
+    let results = loaded
+        .iter()
+        .map(|layer| plus(layer.forward(&x)?, residual.as_ref()));
+    results.collect()
+}
+
+/// A gated block: input and inner width, forms of gate, up and down, activation.
+struct Mlp {
+    columns: i64,
+    inner: i64,
+    forms: [Option<QuantSpec>; 3],
+    bias: bool,
+    kind: u32,
+}
+
+impl Mlp {
+    fn run(&self, b: &Backend, around: &Around, fused: bool) -> Result<Vec<Tensor>> {
+        let Self { columns, inner, .. } = *self;
+        let layer = |i: usize, shape: [i64; 2]| {
+            Layer::new(self.forms[i], around.dtype, shape, self.bias, 30 + i as u64).on(b)
+        };
+        let (gate, up) = (layer(0, [inner, columns])?, layer(1, [inner, columns])?);
+        let down = layer(2, [columns, inner])?;
+        let (x, weight) = (around.input(b, columns)?, around.weight(b, columns)?);
+        let residual = around.added(b, columns)?;
+        if fused {
+            let args = GatedMlpArgs {
+                x: x.handle(),
+                norm: around.raw(weight.as_ref()),
+                gate: gate.raw(),
+                up: up.raw(),
+                down: down.raw(),
+                kind: self.kind,
+                residual: Tensor::handle_of(residual.as_ref()),
+                ..GatedMlpArgs::default()
+            };
+            let mut out = Handle::NONE;
+            if answered(command!(b.table(), gated_mlp, &args, &mut out))? {
+                return Ok(vec![Tensor::from_handle(b, out)]);
+            }
+        }
+        let x = around.normed(&x, weight.as_ref())?;
+        let inner = gate.forward(&x)?.glu(self.kind, &up.forward(&x)?)?;
+        Ok(vec![plus(down.forward(&inner)?, residual.as_ref())?])
+    }
+}
+
+/// Norms of heads, with or without weights, and a rotation.
+#[derive(Debug, Clone)]
+struct Turn {
+    norm: Option<bool>,
+    dims: i64,
+    interleaved: bool,
+    periods: bool,
+    /// Rows come as products give them.
+    flat: bool,
+}
+
+impl Turn {
+    fn run(&self, b: &Backend, scene: &Scene, fused: bool) -> Result<Vec<Tensor>> {
+        let rows = [
+            scene.activation(scene.heads, scene.width, 1).on(b)?,
+            scene.activation(scene.kv_heads, scene.width, 2).on(b)?,
+            scene
+                .activation(scene.kv_heads, scene.value_width, 3)
+                .on(b)?,
+        ];
+        let weight = |seed| match self.norm {
+            Some(true) => Array::spread(scene.dtype, &[scene.width], 0.5, 1.5, seed)
+                .on(b)
+                .map(Some),
+            _ => Ok(None),
+        };
+        let (q_norm, k_norm) = (weight(8)?, weight(9)?);
+        let freqs = match self.periods {
+            true => Some(Array::spread(DType::F32, &[self.dims / 2], 1.0, 50.0, 10).on(b)?),
+            false => None,
+        };
+        let positions = scene.positions().on(b)?;
+        if fused {
+            let rotate = RotateArgs {
+                normed: u32::from(self.norm.is_some()),
+                eps: EPS,
+                q_norm: Tensor::handle_of(q_norm.as_ref()),
+                k_norm: Tensor::handle_of(k_norm.as_ref()),
+                dims: self.dims as u32,
+                interleaved: u32::from(self.interleaved),
+                base: 500.0,
+                scale: 0.5,
+                freqs: Tensor::handle_of(freqs.as_ref()),
+                ..RotateArgs::default()
+            };
+            let given = match self.flat {
+                true => {
+                    let flat = |t: &Tensor| t.reshape(&[t.dim(0)?, -1]);
+                    [flat(&rows[0])?, flat(&rows[1])?, flat(&rows[2])?]
+                }
+                false => rows.clone(),
+            };
+            let made = scene.through(b, &given, |args, out| {
+                command!(b.table(), rotated_paged_attention, args, &rotate, out)
+            });
+            match made {
+                Err(error) if error.is_unimplemented() => {}
+                Ok(made) if self.flat => {
+                    let [mixed, keys, values] = &made[..] else {
+                        return Ok(made);
+                    };
+                    let shape = [-1, scene.heads, scene.value_width];
+                    if mixed.shape()?.len() != 2 {
+                        return Err(crate::Error::Other(
+                            "flat rows gave no flat result".to_owned(),
+                        ));
+                    }
+                    return Ok(vec![mixed.reshape(&shape)?, keys.clone(), values.clone()]);
+                }
+                other => return other,
+            }
+        }
+        let turned = |rows: &Tensor, weight: Option<&Tensor>| {
+            let rows = match self.norm {
+                Some(_) => rows.rms_norm(weight, EPS)?,
+                None => rows.clone(),
+            };
+            if self.dims == 0 {
+                return Ok(rows);
+            }
+            let spec = RopeSpec {
+                dims: self.dims as u32,
+                interleaved: self.interleaved,
+                base: 500.0,
+                scale: 0.5,
+                freqs: freqs.clone(),
+            };
+            rows.rope(&positions, &spec)
+        };
+        let turned = [
+            turned(&rows[0], q_norm.as_ref())?,
+            turned(&rows[1], k_norm.as_ref())?,
+            rows[2].clone(),
+        ];
+        scene.through(b, &turned, |args, out| {
+            command!(b.table(), paged_attention, args, out)
+        })
+    }
+}
+
+pub(super) fn run(suite: &mut Suite<'_>) {
+    let q4 = Some(spec(kind::AFFINE, 4, 32));
+    let q6 = Some(spec(kind::AFFINE, 6, 64));
+    let q8 = Some(spec(kind::AFFINE, 8, 32));
+    let other = Some(spec(kind::MXFP4, 4, 32));
+    for dtype in FLOATS {
+        for (rows, norm, residual, nan) in [
+            (1, Some(true), false, false),
+            (1, None, true, false),
+            (3, Some(false), true, false),
+            (5, Some(true), false, true),
+            (21, Some(true), true, false),
+            (40, None, false, true),
+        ] {
+            let around = Around {
+                dtype,
+                rows,
+                norm,
+                residual,
+                nan,
+            };
+            projections(suite, &around, &[q4, q6, q8, other, None]);
+            for (forms, bias, kind) in [
+                ([q4; 3], false, glu::SILU),
+                ([q4, q8, q6], true, glu::GELU_TANH),
+                ([None; 3], true, glu::GELU),
+                ([None, q4, other], false, glu::RELU),
+            ] {
+                let mlp = Mlp {
+                    columns: 192,
+                    inner: 320,
+                    forms,
+                    bias,
+                    kind,
+                };
+                let case = format!("{around:?} {} bias {bias} kind {kind}", names(&forms));
+                both(suite, "gated_mlp", case, mlp_tolerance(), |b, fused| {
+                    mlp.run(b, &around, fused)
+                });
+            }
+        }
+        sums(suite, dtype);
+        rotations(suite, dtype);
+    }
+    refusals(suite, q4);
+}
+
+/// The fused operation and its parts, both against the reference's.
+fn both(
+    suite: &mut Suite<'_>,
+    slot: &'static str,
+    case: String,
+    near: Tolerance,
+    run: impl Fn(&Backend, bool) -> Result<Vec<Tensor>>,
+) {
+    suite.check_all(slot, case.clone(), near, |b| run(b, true));
+    suite.check_against(
+        slot,
+        format!("{case}, composed"),
+        near,
+        |b| run(b, false),
+        |b| run(b, true),
+    );
+}
+
+fn names(forms: &[Option<QuantSpec>]) -> String {
+    let each = |form: &Option<QuantSpec>| form.as_ref().map_or("plain".to_owned(), name);
+    forms.iter().map(each).collect::<Vec<_>>().join(" + ")
+}
+
+/// Products whose input was rounded on the way: an ulp of it moves every term.
+fn product_tolerance(columns: i64) -> Tolerance {
+    let root = (columns as f64).sqrt();
+    Tolerance::units(8.0 + root, 4.0).floor(2.0 * root)
+}
+
+/// Three products in a row, the last of numbers that grew.
+fn mlp_tolerance() -> Tolerance {
+    Tolerance::units(64.0, 8.0).floor(400.0)
+}
+
+fn projections(suite: &mut Suite<'_>, around: &Around, forms: &[Option<QuantSpec>]) {
+    let dtype = around.dtype;
+    let columns = 192;
+    let of = |form, rows, bias, seed| Layer::new(form, dtype, [rows, columns], bias, seed);
+    for &form in forms {
+        let layers = [of(form, 77, around.nan, 40)];
+        let case = format!("{around:?} {}", names(&[form]));
+        both(
+            suite,
+            "project",
+            case,
+            product_tolerance(columns),
+            |b, fused| project(b, around, &layers, fused),
+        );
+    }
+    if around.residual {
+        return;
+    }
+    // As queries, keys and values are: of several forms, one of them small.
+    for mixed in forms.windows(3) {
+        let layers = [
+            of(mixed[0], 130, false, 50),
+            of(mixed[1], 64, true, 60),
+            of(mixed[2], 5, false, 70),
+        ];
+        let case = format!("{around:?} {}", names(mixed));
+        both(
+            suite,
+            "project",
+            case,
+            product_tolerance(columns),
+            |b, fused| project(b, around, &layers, fused),
+        );
+    }
+}
+
+fn sums(suite: &mut Suite<'_>, dtype: DType) {
+    for (rows, width, weighted) in [(1, 64, true), (3, 77, false), (50, 576, true)] {
+        let run = |b: &Backend, fused: bool| -> Result<Vec<Tensor>> {
+            let x = Array::usual(dtype, &[rows, width], 1).on(b)?;
+            let residual = Array::usual(dtype, &[rows, width], 2).on(b)?;
+            let weight = match weighted {
+                true => Some(Array::spread(dtype, &[width], 0.5, 1.5, 3).on(b)?),
+                false => None,
+            };
+            if fused {
+                let mut out = [Handle::NONE; 2];
+                let (x, r) = (x.handle(), residual.handle());
+                let w = Tensor::handle_of(weight.as_ref());
+                if answered(command!(b.table(), add_rms_norm, x, r, w, EPS, &mut out))? {
+                    return Ok(out.map(|t| Tensor::from_handle(b, t)).to_vec());
+                }
+            }
+            let sum = residual.add(&x)?;
+            let normed = sum.rms_norm(weight.as_ref(), EPS)?;
+            Ok(vec![sum, normed])
+        };
+        let case = format!("{} [{rows}, {width}] weight {weighted}", dtype.name());
+        let near = Tolerance::units(16.0, 3.0);
+        both(suite, "add_rms_norm", case, near, run);
+    }
+}
+
+fn rotations(suite: &mut Suite<'_>, dtype: DType) {
+    let near = Tolerance::units(256.0, 8.0).floor(2.0);
+    for scene in scenes(dtype) {
+        let turn = |norm, dims, interleaved, periods, flat| Turn {
+            norm,
+            dims,
+            interleaved,
+            periods,
+            flat,
+        };
+        let width = scene.width / 2 * 2;
+        for turn in [
+            turn(None, width, false, false, true),
+            turn(Some(true), width, false, true, true),
+            turn(Some(false), width / 4 * 2, true, false, false),
+            turn(Some(true), 0, false, false, true),
+            turn(None, 0, false, false, false),
+        ] {
+            let case = format!("{turn:?} {}", scene.name());
+            both(suite, "rotated_paged_attention", case, near, |b, fused| {
+                turn.run(b, &scene, fused)
+            });
+        }
+    }
+}
+
+fn refusals(suite: &mut Suite<'_>, form: Option<QuantSpec>) {
+    suite.refuses(
+        "project",
+        "a residual with two layers",
+        status::INVALID_ARGUMENT,
+        |b| {
+            let x = Array::usual(DType::F32, &[1, 64], 1).on(b)?;
+            let layer = Layer::new(form, DType::F32, [64, 64], false, 2).on(b)?;
+            let raw = [layer.raw(), layer.raw()];
+            let args = ProjectArgs {
+                x: x.handle(),
+                layers: raw.as_ptr(),
+                n_layers: 2,
+                residual: x.handle(),
+                ..ProjectArgs::default()
+            };
+            let mut out = [Handle::NONE; 2];
+            if !answered(command!(b.table(), project, &args, out.as_mut_ptr()))? {
+                // Where the slot is absent, a product that cannot be answers in its place.
+                return x.matmul(&x);
+            }
+            Ok(Tensor::from_handle(b, out[0]))
+        },
+    );
+}
