@@ -6,11 +6,12 @@ use super::active::Active;
 use super::error::EngineError;
 use super::figures::EngineFigures;
 use super::flight::{Flight, FlightRow};
+use super::pace::Pace;
 use super::pack::{Span, Wants};
 use super::queue::Queue;
 use super::request::FinishReason;
 use super::runner::{PAGE_SIZE, PREFILL_CHUNK, Runner, Spilled};
-use super::schedule::{Budget, Need, plan};
+use super::schedule::{Budget, Demand, Need, plan};
 
 /// Bounds of the batch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -43,6 +44,9 @@ pub struct Batch {
     flight: Option<Flight>,
     /// Requests so far.
     numbered: u64,
+    pace: Pace,
+    /// When the last step was over.
+    over_at: Option<Instant>,
     /// Somebody stepped back for lack of pages and none was given back since.
     is_short_of_pages: bool,
     /// Counters alone; what is held is read when it is asked for.
@@ -59,6 +63,8 @@ impl Batch {
             waiting: Queue::default(),
             flight: None,
             numbered: 0,
+            pace: Pace::default(),
+            over_at: None,
             is_short_of_pages: false,
             counters: EngineFigures::default(),
         }
@@ -218,13 +224,17 @@ impl Batch {
             .iter()
             .map(|span| span.wants != Wants::Nothing)
             .collect();
+        let began_at = Instant::now();
         let step = self
             .runner
             .submit(&spans, before.map(|before| &before.step), !may_stay)?;
         drop(spans);
-        self.count(&rows);
+        let [answer_rows, prompt_rows] = self.count(&rows);
         let mut flight = Flight {
             step,
+            began_at,
+            answer_rows,
+            prompt_rows,
             rows: Vec::with_capacity(wants.len()),
         };
         let running = self.running.iter_mut().zip(rows);
@@ -241,6 +251,14 @@ impl Batch {
     /// Waits for a step and hands out what it gave. Requests that have left meanwhile get nothing.
     fn complete(&mut self, flight: Flight) -> Result<(), EngineError> {
         let mut outcomes = self.runner.finish(flight.step)?.into_iter();
+        // A step in flight begins when the one before it is over.
+        let now = Instant::now();
+        let began_at = self
+            .over_at
+            .map_or(flight.began_at, |over| over.max(flight.began_at));
+        self.pace
+            .note(flight.answer_rows, flight.prompt_rows, now - began_at);
+        self.over_at = Some(now);
         self.counters.failed_in_a_row = 0;
         for row in flight.rows {
             let outcome = if row.wants { outcomes.next() } else { None };
@@ -279,7 +297,8 @@ impl Batch {
         Ok(())
     }
 
-    fn count(&mut self, rows: &[usize]) {
+    /// Counts a step. Gives its rows of answers and of prompts.
+    fn count(&mut self, rows: &[usize]) -> [usize; 2] {
         let (mut prefill, mut decode, mut busy) = (0u64, 0u64, 0u64);
         for (active, rows) in self.running.iter().zip(rows).filter(|(_, rows)| **rows > 0) {
             busy += 1;
@@ -295,6 +314,7 @@ impl Batch {
         self.counters.prefill_rows += prefill;
         self.counters.decode_rows += decode;
         self.counters.busy_sequences += busy;
+        [decode as usize, prefill as usize]
     }
 
     /// Ends what nobody wants any more, and what has had its time, whether it runs or waits.
@@ -362,7 +382,7 @@ impl Batch {
     fn plan(&mut self, is_in_flight: bool) -> Option<Vec<usize>> {
         'again: loop {
             let demands: Vec<_> = self.running.iter().map(Active::demand).collect();
-            let mut rows = plan(&demands, self.limits.budget);
+            let mut rows = plan(&demands, self.budget(&demands));
             for index in 0..rows.len() {
                 let (Some(active), Some(rows)) = (self.running.get_mut(index), rows.get_mut(index))
                 else {
@@ -388,6 +408,19 @@ impl Batch {
                 continue 'again;
             }
             return Some(rows);
+        }
+    }
+
+    /// Bounds of the next step: fewer rows of prompts where answers would wait for long.
+    fn budget(&self, demands: &[Demand]) -> Budget {
+        let is_answer = |demand: &&Demand| demand.need == Need::Decode;
+        let answers = demands.iter().filter(is_answer).count();
+        let budget = self.limits.budget;
+        Budget {
+            prefill_rows_beside_decode: self
+                .pace
+                .prompt_rows(answers, budget.prefill_rows_beside_decode),
+            ..budget
         }
     }
 

@@ -13,6 +13,15 @@ pub fn rows(rows: usize) -> usize {
     }
 }
 
+/// Largest bucket that `rows` fill; `rows` where they fill none.
+pub fn rows_within(rows: usize) -> usize {
+    let largest = ROWS.iter().rev().copied().find(|bucket| *bucket <= rows);
+    match rows {
+        512.. => rows / 512 * 512,
+        _ => largest.unwrap_or(rows),
+    }
+}
+
 /// Smallest bucket that holds `pages` entries of a page table: powers of two and their halves
 /// between, so that at most a third of the entries is padding.
 pub fn pages(pages: usize) -> usize {
@@ -44,6 +53,8 @@ mod tests {
                 prop_assert_eq!(bucket(size), size);
                 prop_assert!(size <= 2 * n || size <= 16);
             }
+            let filled = rows_within(n);
+            prop_assert!(filled <= n && rows(filled) == filled && rows_within(rows(n)) == rows(n));
         }
     }
 

@@ -1,5 +1,7 @@
 //! A step in flight: submitted to the device, its tokens not read yet.
 
+use std::time::Instant;
+
 use super::active::Progress;
 use super::runner::Submitted;
 
@@ -21,6 +23,12 @@ pub struct Flight {
     pub step: Submitted,
     /// In the order of its spans.
     pub rows: Vec<FlightRow>,
+    /// When it was recorded.
+    pub began_at: Instant,
+    /// Rows of answers.
+    pub answer_rows: usize,
+    /// Rows of prompts.
+    pub prompt_rows: usize,
 }
 
 /// The rows of one request in a step.

@@ -17,6 +17,7 @@ mod fingerprint;
 mod flight;
 mod kv_types;
 pub mod load;
+mod pace;
 pub mod pack;
 pub mod pages;
 mod pool;

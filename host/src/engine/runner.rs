@@ -258,6 +258,7 @@ impl Runner {
         self.slots.clear();
         self.pool.reset();
         self.states.reset();
+        self.chooser.rest();
     }
 
     /// Gives a sequence's pages back without keeping them.

@@ -264,7 +264,7 @@ fn serve(mut batch: Batch, inbox: &Receiver<Command>, pulse: &Pulse) {
         if batch.is_idle() {
             pulse.step_began_ms.store(0, Ordering::Release);
             match idle(&mut batch, inbox, pulse) {
-                Some(command) => accept(&mut batch, command),
+                Some(command) => accept(&mut batch, command, pulse),
                 None => {
                     flush(&mut batch);
                     return;
@@ -273,7 +273,7 @@ fn serve(mut batch: Batch, inbox: &Receiver<Command>, pulse: &Pulse) {
         }
         loop {
             match inbox.try_recv() {
-                Ok(command) => accept(&mut batch, command),
+                Ok(command) => accept(&mut batch, command, pulse),
                 Err(TryRecvError::Empty) => break,
                 Err(TryRecvError::Disconnected) => {
                     batch.stop("it was asked to end");
@@ -339,7 +339,7 @@ fn publish(batch: &Batch, pulse: &Pulse) {
     *pulse.figures.lock().unwrap_or_else(PoisonError::into_inner) = batch.figures();
 }
 
-fn accept(batch: &mut Batch, command: Command) {
+fn accept(batch: &mut Batch, command: Command, pulse: &Pulse) {
     match command {
         Command::Generate(job) => {
             if let Some(active) = Active::new(job.request, job.cancel, job.reply) {
@@ -348,6 +348,7 @@ fn accept(batch: &mut Batch, command: Command) {
         }
         Command::ClearPrefix(reply) => {
             batch.clear_prefix();
+            publish(batch, pulse);
             // Whoever asked need not wait for the answer.
             let _ = reply.send(());
         }

@@ -126,8 +126,13 @@ pub fn run(args: &ServeArgs, console: &Console) -> Result<Exit, CliError> {
     };
     // Who reads the address may rely on it: what is left is the reading of the weights.
     console.line(format_args!("listening on {}", server.address()))?;
+    console.note("loading the model; until it is there requests are answered with 503");
     let served = load(args, &resolved, prepared, defaults, console)?;
-    console.note(format_args!("serving {:?}", served.id));
+    console.note(format_args!(
+        "ready: serving {:?} on {}",
+        served.id,
+        server.address()
+    ));
     server.serve(served);
     match server.run() {
         true => console.note("all answers were finished"),
