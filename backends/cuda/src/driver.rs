@@ -411,11 +411,13 @@ impl Arguments {
         }
     }
 
+    #[inline(always)]
     fn push(self, value: u64) -> Self {
         self.record(&[value])
     }
 
     /// A struct of 64-bit words.
+    #[inline(always)]
     pub(crate) fn record(mut self, words: &[u64]) -> Self {
         // More than there is room for would be a kernel of ours with more parameters than any has.
         let place = self.values.get_mut(self.len..self.len + words.len());
@@ -430,16 +432,19 @@ impl Arguments {
     }
 
     /// A pointer or a 64-bit number.
+    #[inline(always)]
     pub(crate) fn wide(self, value: usize) -> Self {
         self.push(value as u64)
     }
 
     /// A 32-bit number.
+    #[inline(always)]
     pub(crate) fn int(self, value: i32) -> Self {
         self.push(u64::from(value as u32))
     }
 
     /// A float.
+    #[inline(always)]
     pub(crate) fn float(self, value: f32) -> Self {
         self.push(u64::from(value.to_bits()))
     }

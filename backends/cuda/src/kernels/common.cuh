@@ -105,3 +105,34 @@ __device__ __forceinline__ void let_next_start() {
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 #endif
 }
+
+// What happens to x before the product and to the result after it.
+struct Around {
+  // Weight of the norm.
+  const u16* norm;
+  // Not null: added to the result, one weight alone.
+  const u16* residual;
+  float eps;
+  // 1: normed without a weight; 2: with one.
+  int normed;
+};
+
+// Eight neighbouring values of x, normed: `factor` is the reciprocal of the row's root mean square.
+__device__ __forceinline__ uint4 normed_values(uint4 v, const Around& around, float factor, int at) {
+  uint4 w = make_uint4(ONE_TWICE, ONE_TWICE, ONE_TWICE, ONE_TWICE);
+  if (around.normed > 1) {
+    w = *reinterpret_cast<const uint4*>(around.norm + at);
+  }
+  v.x = pack(low_float(v.x) * factor * low_float(w.x), high_float(v.x) * factor * high_float(w.x));
+  v.y = pack(low_float(v.y) * factor * low_float(w.y), high_float(v.y) * factor * high_float(w.y));
+  v.z = pack(low_float(v.z) * factor * low_float(w.z), high_float(v.z) * factor * high_float(w.z));
+  v.w = pack(low_float(v.w) * factor * low_float(w.w), high_float(v.w) * factor * high_float(w.w));
+  return v;
+}
+
+__device__ __forceinline__ float sum_of_squares(const uint4& v) {
+  float sum = low_float(v.x) * low_float(v.x) + high_float(v.x) * high_float(v.x);
+  sum += low_float(v.y) * low_float(v.y) + high_float(v.y) * high_float(v.y);
+  sum += low_float(v.z) * low_float(v.z) + high_float(v.z) * high_float(v.z);
+  return sum + low_float(v.w) * low_float(v.w) + high_float(v.w) * high_float(v.w);
+}

@@ -111,7 +111,8 @@ struct Pair {
 // half of the columns are those of a gate and half the same ones of what it gates.
 template <int BITS, int TILES, int UNROLL, int WARPS, bool PAIR = false>
 __device__ __forceinline__ void few_rows(
-    const u8* w, Quant quant, const u16* x, u16* out, int n_total, int k_total, int rows, int first, Pair pair = {}) {
+    const u8* w, Quant quant, const u16* x, u16* out, int n_total, int k_total, int rows, int first,
+    const Around& around, Pair pair = {}) {
   constexpr int kOwn = Form<BITS>::kOwn, kChunk = Form<BITS>::kChunk, kHalves = 2 * TILES;
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
   const int quad = lane & 3, in_tile = lane >> 2;
@@ -129,6 +130,25 @@ __device__ __forceinline__ void few_rows(
   float sums[TILES][4] = {};
   const u16* own_x = x + static_cast<size_t>(in_tile) * k_total;
   const bool has_x = in_tile < rows;
+  float factor = 1.0f;
+  if (around.normed) {
+    // Rows are short where this is asked for: each block sums the squares itself, a warp a row.
+    __shared__ float factors[8];
+    wait_for_inputs();
+    if (warp < rows) {
+      float sum = 0.0f;
+      for (int i = lane; i < k_total / 8; i += 32) {
+        sum += sum_of_squares(*reinterpret_cast<const uint4*>(x + static_cast<size_t>(warp) * k_total + i * 8));
+      }
+#pragma unroll
+      for (int step = 16; step > 0; step /= 2) {
+        sum += __shfl_xor_sync(0xFFFFFFFFu, sum, step);
+      }
+      factors[warp] = rsqrtf(sum / k_total + around.eps);
+    }
+    __syncthreads();
+    factor = factors[min(in_tile, rows - 1)];
+  }
   for (int start = warp * kChunk; start < k_total; start += WARPS * kChunk * UNROLL) {
     uint4 q[UNROLL][kHalves];
     u16 s[UNROLL][kHalves], b[UNROLL][kHalves];
@@ -155,6 +175,9 @@ __device__ __forceinline__ void few_rows(
 #pragma unroll
       for (int i = 0; i < kOwn / 8; ++i) {
         uint4 v = there ? *reinterpret_cast<const uint4*>(own_x + k + 8 * i) : make_uint4(0, 0, 0, 0);
+        if (around.normed && there) {
+          v = normed_values(v, around, factor, k + 8 * i);
+        }
         if constexpr (BITS == 16) {
 #pragma unroll
           for (int t = 0; t < TILES; ++t) {
@@ -206,8 +229,10 @@ __device__ __forceinline__ void few_rows(
       if (first + column < n_total) {
         size_t at = static_cast<size_t>(row) * n_total + first + column;
         u16 gate = from_float(g), up = from_float(u);
-        out[at] = gate;
-        pair.out[at] = up;
+        if (out != nullptr) {
+          out[at] = gate;
+          pair.out[at] = up;
+        }
         pair.both[at] = from_float(gated(to_float(gate), to_float(up), pair.kind));
       }
     }
@@ -221,7 +246,12 @@ __device__ __forceinline__ void few_rows(
       sum += parts[part][column][row];
     }
     if (first + column < n_total) {
-      out[static_cast<size_t>(row) * n_total + first + column] = from_float(sum);
+      size_t at = static_cast<size_t>(row) * n_total + first + column;
+      u16 value = from_float(sum);
+      if (around.residual != nullptr) {
+        value = from_float(to_float(value) + to_float(around.residual[at]));
+      }
+      out[at] = value;
     }
   }
 }
@@ -237,7 +267,7 @@ struct Weights {
 };
 
 #define FEW_ROWS(NAME, TILES, UNROLL)                                                                                  \
-  extern "C" __global__ void __launch_bounds__(256) NAME(Weights all, const u16* x, int k, int rows) {                 \
+  extern "C" __global__ void __launch_bounds__(256) NAME(Weights all, const u16* x, int k, int rows, Around around) { \
     let_next_start();                                                                                                  \
     int block = blockIdx.x, i = block >= all.start[2] ? 2 : block >= all.start[1] ? 1 : 0;                             \
     const u8* w = i == 0 ? all.w[0] : i == 1 ? all.w[1] : all.w[2];                                                    \
@@ -247,17 +277,17 @@ struct Weights {
     int n = i == 0 ? all.n[0] : i == 1 ? all.n[1] : all.n[2];                                                          \
     int start = i == 0 ? 0 : i == 1 ? all.start[1] : all.start[2];                                                     \
     few_rows<WEIGHT_BITS, TILES, UNROLL, 8>(                                                                           \
-        w, Quant{scales, biases, k / GROUP_SIZE}, x, out, n, k, rows, (block - start) * 16 * TILES);                   \
+        w, Quant{scales, biases, k / GROUP_SIZE}, x, out, n, k, rows, (block - start) * 16 * TILES, around); \
   }
 FEW_ROWS(few_rows_1, 1, 4)
 FEW_ROWS(few_rows_2, 2, 2)
 
 extern "C" __global__ void __launch_bounds__(256) few_rows_gated(
-    Weights all, const u16* x, u16* both, int k, int rows, int kind) {
+    Weights all, const u16* x, u16* both, int k, int rows, int kind, Around around) {
   let_next_start();
   Pair pair{all.w[1], Quant{all.scales[1], all.biases[1], k / GROUP_SIZE}, all.out[1], both, kind};
   few_rows<WEIGHT_BITS, 2, 2, 8, true>(
-      all.w[0], Quant{all.scales[0], all.biases[0], k / GROUP_SIZE}, x, all.out[0], all.n[0], k, rows, blockIdx.x * 16, pair);
+      all.w[0], Quant{all.scales[0], all.biases[0], k / GROUP_SIZE}, x, all.out[0], all.n[0], k, rows, blockIdx.x * 16, around, pair);
 }
 
 #if WEIGHT_BITS < 16
@@ -270,7 +300,7 @@ extern "C" __global__ void __launch_bounds__(256) few_rows_chosen(
   size_t expert = rhs[pair], row = lhs[pair], skipped = expert * n * groups;
   few_rows<WEIGHT_BITS, 1, 4, 8>(
       w + expert * n * (static_cast<size_t>(k) * WEIGHT_BITS / 8), Quant{scales + skipped, biases + skipped, groups},
-      x + row * k, out + static_cast<size_t>(pair) * n, n, k, 1, blockIdx.x * 16);
+      x + row * k, out + static_cast<size_t>(pair) * n, n, k, 1, blockIdx.x * 16, Around{});
 }
 #endif
 

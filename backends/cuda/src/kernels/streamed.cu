@@ -31,17 +31,6 @@ __device__ __forceinline__ float gated(float g, float u, int kind) {
   return fmaxf(g, 0.0f) * u;
 }
 
-// What happens to x before the product and to the result after it.
-struct Around {
-  // Weight of the norm.
-  const u16* norm;
-  // Not null: added to the result, one weight alone.
-  const u16* residual;
-  float eps;
-  // 1: normed without a weight; 2: with one.
-  int normed;
-};
-
 constexpr int kTileRows = 16;
 #if WEIGHT_BITS == 16
 constexpr int kGroups = 0, kPieceK = 128, kWeightBytes = kTileRows * kPieceK * 2, kScaleBytes = 0;
@@ -173,11 +162,7 @@ __device__ __forceinline__ void streamed(const Streamed& all, const u16* x, u16*
       float sum = 0.0f;
       for (int i = threadIdx.x; i < vectors; i += kWarps * 32) {
         uint4 v = *reinterpret_cast<const uint4*>(x + static_cast<size_t>(row) * k_total + i * 8);
-#pragma unroll
-        for (int j = 0; j < 4; ++j) {
-          float a = low_float(word_of(v, j)), b = high_float(word_of(v, j));
-          sum += a * a + b * b;
-        }
+        sum += sum_of_squares(v);
       }
 #pragma unroll
       for (int step = 16; step > 0; step /= 2) {
@@ -199,14 +184,7 @@ __device__ __forceinline__ void streamed(const Streamed& all, const u16* x, u16*
         sum += squares[row][j];
       }
       const float factor = rsqrtf(sum / k_total + around.eps);
-      uint4 w = make_uint4(ONE_TWICE, ONE_TWICE, ONE_TWICE, ONE_TWICE);
-      if (around.normed > 1) {
-        w = *reinterpret_cast<const uint4*>(around.norm + at * 8);
-      }
-      v.x = pack(low_float(v.x) * factor * low_float(w.x), high_float(v.x) * factor * high_float(w.x));
-      v.y = pack(low_float(v.y) * factor * low_float(w.y), high_float(v.y) * factor * high_float(w.y));
-      v.z = pack(low_float(v.z) * factor * low_float(w.z), high_float(v.z) * factor * high_float(w.z));
-      v.w = pack(low_float(v.w) * factor * low_float(w.w), high_float(v.w) * factor * high_float(w.w));
+      v = normed_values(v, around, factor, at * 8);
     }
     if constexpr (WEIGHT_BITS == 16) {
       // 32 values of K at a time, a quad having 8 of them.

@@ -23,7 +23,7 @@ const LEAST_PAGE: i32 = 8;
 /// Most parts that a sequence is divided into.
 const MOST_SPLITS: usize = 64;
 /// Keys below which another part does not pay.
-const LEAST_KEYS: usize = 128;
+const LEAST_KEYS: usize = 64;
 
 pub(super) fn install(table: &mut BackendOps) {
     table.paged_attention = paged_attention;
@@ -262,6 +262,7 @@ pub(super) unsafe fn attend(
     let appended = match rotation {
         None => state.rotate_and_append(&device, &to)?,
         Some(turn) => {
+            state.flush(&device)?;
             // Rotated queries are needed by the next kernels alone: whoever is given their memory comes after those.
             let bytes = q.len() * q.dtype.size_bytes() + k.len() * q.dtype.size_bytes();
             let (address, size) = state.pool.take(state.driver, bytes)?;
@@ -489,7 +490,7 @@ mod tests {
     fn short_sequences_and_full_devices_are_not_divided() {
         assert_eq!(splits(8, 32, 132), 1);
         assert_eq!(splits(512, 4096, 132), 1);
-        assert_eq!(splits(8, 4096, 132), 32);
+        assert_eq!(splits(8, 4096, 132), 33);
         assert_eq!(splits(1, 1 << 20, 132), 64);
     }
 }

@@ -120,6 +120,17 @@ fn layer(
     Ok(found.and_then(|(w, words)| (words.shape().len() == 2).then_some(w)))
 }
 
+/// The kernel that makes all of these products with what is around them, or none.
+fn common_way(state: &State, weights: &[Weight], rows: usize) -> Option<Way> {
+    /// Values of a row that each block of `few_rows` can norm for itself.
+    const SHORT_ROW: usize = 2048;
+    let way = state.way(weights.first()?, rows)?;
+    let fits = weights
+        .iter()
+        .all(|w| state.way(w, rows) == Some(way) && (way == Way::Stream || w.columns <= SHORT_ROW));
+    (fits && way != Way::Tiles).then_some(way)
+}
+
 /// Addresses of what is around a product, or none where a kernel cannot take it.
 fn around(
     device: &Device<'_>,
@@ -185,10 +196,9 @@ fn projections(
         return Ok(None);
     };
     let form = |w: &Weight| (w.bits, w.group_size);
-    let streams = weights
-        .iter()
-        .all(|w| form(w) == form(&first) && state.way(w, rows) == Some(Way::Stream));
-    if streams
+    let one = weights.iter().all(|w| form(w) == form(&first));
+    let way = one.then(|| common_way(state, &weights, rows)).flatten();
+    if let Some(way) = way
         && let Some(around) = around(&device, state, &x, &args.norm, args.residual, first.rows)?
     {
         let mut made = Vec::with_capacity(weights.len());
@@ -198,7 +208,7 @@ fn projections(
             made.push(t);
             items.push((*w, out));
         }
-        state.submit_stream((x.data as usize, rows, x.dtype), &items, None, around)?;
+        state.submit_around(way, (x.data as usize, rows, x.dtype), &items, None, around)?;
         return Ok(Some(made));
     }
     let mut own = Own::new(device);
@@ -324,9 +334,13 @@ fn feed_forward(
     if !fits {
         return Ok(None);
     }
-    let streams = (gate.bits, gate.group_size) == (up.bits, up.group_size)
-        && [&gate, &up, &down].map(|w| state.way(w, rows)) == [Some(Way::Stream); 3];
-    if streams
+    let one = (gate.bits, gate.group_size) == (up.bits, up.group_size);
+    let ways = (
+        common_way(state, &[gate, up], rows),
+        common_way(state, &[down], rows),
+    );
+    if one
+        && let (Some(wide), Some(narrow)) = ways
         && let Some(first) = around(&device, state, &x, &args.norm, Tensor::NONE, gate.rows)?
         && let Some(last) = around(
             &device,
@@ -345,8 +359,10 @@ fn feed_forward(
         let gated = Some((inner, args.kind as i32));
         let from = (x.data as usize, rows, x.dtype);
         let submitted = state
-            .submit_stream(from, &items, gated, first)
-            .and_then(|()| state.submit_stream((inner, rows, x.dtype), &[(down, out)], None, last));
+            .submit_around(wide, from, &items, gated, first)
+            .and_then(|()| {
+                state.submit_around(narrow, (inner, rows, x.dtype), &[(down, out)], None, last)
+            });
         state.pool.put(inner, size);
         submitted?;
         return Ok(Some(t));

@@ -228,34 +228,64 @@ impl State {
 
     fn submit_products(&mut self, products: &Products) -> Result<()> {
         match products.way {
-            Way::Stream => {
-                let x = (products.x, products.rows, products.dtype);
-                self.submit_stream(x, &products.items, None, Around::default())
-            }
-            Way::Few => self.submit_few(products),
             Way::Tiles => self.submit_tiles(products),
+            way => {
+                let x = (products.x, products.rows, products.dtype);
+                self.submit_around(way, x, &products.items, None, Around::default())
+            }
         }
     }
 
-    fn submit_few(&mut self, products: &Products) -> Result<()> {
-        // With more rows the activations weigh more: two groups of 16 columns of the result share them.
-        let (name, each) = if products.rows <= 2 {
-            ("few_rows_1", 16)
-        } else {
-            ("few_rows_2", 32)
-        };
-        let (weights, blocks) = weights(&products.items, each);
-        let Some((first, _)) = products.items.first() else {
+    /// With `gated`, address and kind of the gated activation of two products.
+    pub(super) fn submit_few(
+        &mut self,
+        (x, rows, dtype): (usize, usize, DType),
+        products: &[(Weight, usize)],
+        gated: Option<(usize, i32)>,
+        around: Around,
+    ) -> Result<()> {
+        let Some((first, _)) = products.first() else {
             return Ok(());
         };
-        let arguments = Arguments::new()
-            .record(&weights)
-            .wide(products.x)
-            .int(first.columns as i32)
-            .int(products.rows as i32);
+        // With more rows the activations weigh more: two groups of 16 columns of the result share them.
+        let (name, each) = match (gated, rows) {
+            (Some(_), _) => ("few_rows_gated", 16),
+            (None, 0..=2) => ("few_rows_1", 16),
+            (None, _) => ("few_rows_2", 32),
+        };
+        let (weights, blocks) = weights(products, each);
+        let mut arguments = Arguments::new().record(&weights).wide(x);
+        if let Some((out, _)) = gated {
+            arguments = arguments.wide(out);
+        }
+        arguments = arguments.int(first.columns as i32).int(rows as i32);
+        if let Some((_, kind)) = gated {
+            arguments = arguments.int(kind);
+        }
+        let arguments = arguments.record(&around.words());
+        let blocks = match gated {
+            Some(_) => first.rows.div_ceil(16) as u32,
+            None => blocks,
+        };
         let shape = Shape::line(blocks, 256);
-        // SAFETY: each weight has its rows of k values, x `rows` of k, the results as many columns as weights have rows.
-        unsafe { self.launch(first.text(), products.dtype, name, &shape, 0, arguments) }
+        // SAFETY: each weight has its rows of k values, x `rows` of k, the results as many columns as weights have rows; what is
+        // around the products is as long as their rows.
+        unsafe { self.launch(first.text(), dtype, name, &shape, 0, arguments) }
+    }
+
+    /// By the kernel for so few rows.
+    pub(super) fn submit_around(
+        &mut self,
+        way: Way,
+        x: (usize, usize, DType),
+        products: &[(Weight, usize)],
+        gated: Option<(usize, i32)>,
+        around: Around,
+    ) -> Result<()> {
+        match way {
+            Way::Few => self.submit_few(x, products, gated, around),
+            _ => self.submit_stream(x, products, gated, around),
+        }
     }
 
     /// The same through the copy engine. With `gated`, address and kind of the gated activation of two products.
@@ -286,11 +316,17 @@ impl State {
         for (to, from) in fields.iter_mut().zip(maps.iter().chain(rest)) {
             *to = *from;
         }
-        let plan = Stream::of(&first, rows, dtype == DType::F16);
         let (name, tiles) = match gated {
             Some(_) => ("stream_gated", first.rows.div_ceil(8) as u32),
             None => ("stream_rows", tiles),
         };
+        let plan = Stream::of(
+            &first,
+            rows,
+            dtype == DType::F16,
+            tiles as usize,
+            self.processors,
+        );
         let mut arguments = Arguments::new().record(&fields).wide(x);
         if let Some((out, _)) = gated {
             arguments = arguments.wide(out);
@@ -304,7 +340,7 @@ impl State {
             .int(i32::from(waits))
             .record(&around.words());
         let shape = Shape {
-            grid: [tiles.min(plan.blocks_each * self.processors), 1, 1],
+            grid: [plan.blocks, 1, 1],
             threads: 32 * crate::kernels::STREAM_WARPS as u32,
             shared_bytes: plan.shared_bytes,
         };
@@ -383,37 +419,12 @@ impl State {
         if [*gate_out, *up_out] != inputs || gate.rows != up.rows || products.way == Way::Tiles {
             return Ok(false);
         }
-        let gate = *gate;
         let Pending::Products(products) = core::mem::take(&mut self.pending) else {
             return Ok(false);
         };
-        if products.way == Way::Stream {
-            let x = (products.x, products.rows, products.dtype);
-            let gated = Some((out, kind));
-            self.submit_stream(x, &products.items, gated, Around::default())?;
-            let_go(device, &products.held)?;
-            return Ok(true);
-        }
-        let (weights, _) = weights(&products.items, 16);
-        let arguments = Arguments::new()
-            .record(&weights)
-            .wide(products.x)
-            .wide(out)
-            .int(gate.columns as i32)
-            .int(products.rows as i32)
-            .int(kind);
-        let shape = Shape::line(gate.rows.div_ceil(16) as u32, 256);
-        // SAFETY: as for the products; the result is as large as theirs.
-        unsafe {
-            self.launch(
-                gate.text(),
-                products.dtype,
-                "few_rows_gated",
-                &shape,
-                0,
-                arguments,
-            )
-        }?;
+        let x = (products.x, products.rows, products.dtype);
+        let gated = Some((out, kind));
+        self.submit_around(products.way, x, &products.items, gated, Around::default())?;
         let_go(device, &products.held)?;
         Ok(true)
     }

@@ -13,7 +13,7 @@ const STREAM_ROW_BYTES: usize = 64 << 10;
 /// Shared memory of a block that two of find on a multiprocessor.
 const HALF_SHARED_BYTES: u32 = 112 << 10;
 /// Rows up to which `tiled` is faster than expanding the weight for MLX's product, and than MLX's product with a plain weight.
-const TILE_ROWS: usize = 256;
+const TILE_ROWS: usize = 512;
 const TILE_ROWS_PLAIN: usize = 128;
 /// Columns that `tiled` is compiled for.
 const TILE_COLUMNS: [(usize, &str); 5] = [
@@ -56,7 +56,7 @@ impl State {
             && w.columns.is_multiple_of(Stream::piece(w))
             && has_aligned_groups(w)
             && (rows == 1 || rows * w.columns * 2 <= STREAM_ROW_BYTES)
-            && Stream::of(w, rows, true).shared_bytes <= self.most_shared_bytes
+            && Stream::shared_bytes(w, rows, true, Stream::most_stages(w)) <= self.most_shared_bytes
     }
 }
 
@@ -79,8 +79,7 @@ fn tiles(w: &Weight, rows: usize) -> bool {
 pub(super) struct Stream {
     pub(super) stages: u32,
     pub(super) shared_bytes: u32,
-    /// Blocks on a multiprocessor.
-    pub(super) blocks_each: u32,
+    pub(super) blocks: u32,
 }
 
 impl Stream {
@@ -93,14 +92,35 @@ impl Stream {
         }
     }
 
-    pub(super) fn stages_of(w: &Weight) -> u32 {
+    /// Pieces that a warp has under way.
+    fn most_stages(w: &Weight) -> u32 {
         if w.bits == 16 { 3 } else { 2 }
     }
 
+    /// `tiles` of 16 rows of the weight, or of 8 of each of two.
+    pub(super) fn of(w: &Weight, rows: usize, is_f16: bool, tiles: usize, processors: u32) -> Self {
+        /// Blocks with one piece a warp that find room on a multiprocessor.
+        const ONCE_EACH: usize = 4;
+        // A block for every tile and a piece for every warp: so little memory that the next product finds room beside it.
+        let is_once =
+            w.columns / Self::piece(w) <= STREAM_WARPS && tiles <= ONCE_EACH * processors as usize;
+        let stages = if is_once { 1 } else { Self::most_stages(w) };
+        let shared_bytes = Self::shared_bytes(w, rows, is_f16, stages);
+        let each = match (is_once, shared_bytes <= HALF_SHARED_BYTES) {
+            (true, _) => ONCE_EACH as u32,
+            (false, true) => 2,
+            (false, false) => 1,
+        };
+        Self {
+            stages,
+            shared_bytes,
+            blocks: (tiles as u32).min(each * processors),
+        }
+    }
+
     /// As the kernel lays out its shared memory.
-    pub(super) fn of(w: &Weight, rows: usize, is_f16: bool) -> Self {
+    fn shared_bytes(w: &Weight, rows: usize, is_f16: bool, stages: u32) -> u32 {
         const TILE: usize = 16;
-        let stages = Self::stages_of(w);
         let (scale_bytes, groups) = if w.bits == 16 {
             (0, 0)
         } else {
@@ -113,16 +133,7 @@ impl Stream {
         let sums = groups * 8 * if is_f16 { 8 } else { 4 };
         let parts = 2 * STREAM_WARPS * TILE * rows * size_of::<f32>();
         let bytes = STREAM_WARPS * stages as usize * stage + rows * w.columns * 2 + sums + parts;
-        let shared_bytes = bytes as u32;
-        Self {
-            stages,
-            shared_bytes,
-            blocks_each: if shared_bytes <= HALF_SHARED_BYTES {
-                2
-            } else {
-                1
-            },
-        }
+        bytes as u32
     }
 }
 
@@ -158,7 +169,10 @@ impl Tiles {
         let stage = Self::ROWS * 128 + columns * piece * 2;
         let stages = (TILE_BYTES / stage).min(MOST_STAGES);
         let columns_of_tiles = rows.div_ceil(columns);
-        let blocks = (processors as usize).min(tiles * (w.columns / piece));
+        // All columns of tiles at once, so that they read each weight at about the same time.
+        let blocks = (processors as usize / columns_of_tiles)
+            .max(1)
+            .min(tiles * (w.columns / piece));
         (columns_of_tiles * tiles <= COUNTERS).then_some(Self {
             name,
             columns,
@@ -264,7 +278,7 @@ mod tests {
     fn tiles_fit_a_processor_and_are_counted() {
         for bits in [4, 8, 16] {
             for (rows, columns) in [(64, 1024), (4096, 14336), (128_256, 4096)] {
-                for m in [1, 9, 33, 128, 256] {
+                for m in [1, 9, 33, 128, 512] {
                     let count = rows_of_tiles(rows);
                     let plan = Tiles::of(&weight(bits, rows, columns), m, count, 132).unwrap();
                     assert!(plan.shared_bytes <= 225 << 10, "{plan:?}");
@@ -280,11 +294,14 @@ mod tests {
     }
 
     #[test]
-    fn two_blocks_of_one_row_fit_a_processor() {
-        for bits in [4, 16] {
-            let plan = Stream::of(&weight(bits, 4096, 4096), 1, false);
-            assert_eq!(plan.blocks_each, 2, "{plan:?}");
-        }
-        assert_eq!(Stream::of(&weight(8, 4096, 4096), 1, false).blocks_each, 1);
+    fn products_of_one_row_leave_room_for_the_next() {
+        let of = |bits, tiles| Stream::of(&weight(bits, 16 * tiles, 4096), 1, false, tiles, 132);
+        let small = of(4, 256);
+        assert_eq!((small.stages, small.blocks), (1, 256));
+        assert!(4 * (small.shared_bytes + 1024) <= 227 << 10, "{small:?}");
+        let large = of(4, 1792);
+        assert_eq!((large.stages, large.blocks), (2, 264));
+        assert_eq!(of(8, 1792).blocks, 132);
+        assert_eq!((of(16, 1792).stages, of(16, 1792).blocks), (3, 264));
     }
 }
