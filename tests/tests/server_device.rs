@@ -15,6 +15,9 @@ use mlxcel_tests::scripted::continuation;
 use mlxcel_tests::server::Server;
 use serde_json::{Value, json};
 
+/// Whatever goes wrong, it makes no difference whether a step is in flight.
+const MODES: [&str; 2] = ["off", "on"];
+
 fn server(fault: &str, script: &Value, flags: &[&str]) -> Server {
     let home = Mlxcel::new().with_faulty_device(fault);
     Server::scripted_in(
@@ -52,18 +55,23 @@ fn settle(server: &Server, live: f64) {
 
 #[test]
 fn an_operation_that_fails_or_throws_fails_its_requests_only() {
-    for (fault, dialect_code) in [
-        ("error_take_8", 500),
-        ("error_eval_4", 500),
-        ("error_read_3", 500),
-        ("error_from_host_20", 500),
-        ("panic_read_3", 500),
-    ] {
-        let server = server(fault, &json!({}), &[]);
+    let faults = [
+        "error_take_8",
+        "error_eval_4",
+        "error_read_3",
+        "error_from_host_20",
+        "panic_read_3",
+        "error_sample_3",
+        "panic_sample_3",
+    ];
+    let cases = MODES.map(|mode| faults.map(|fault| (mode, fault)));
+    let ahead = [("on", "error_binary_scalar_2")];
+    for (mode, fault) in cases.into_iter().flatten().chain(ahead) {
+        let server = server(fault, &json!({}), &["--lookahead", mode]);
         let live = server.metric("mlxcel_engine_live_tensors");
         assert!(live > 0.0);
         let failed = ask(&server, "a");
-        assert_eq!(failed.status, dialect_code, "{fault}: {}", failed.text());
+        assert_eq!(failed.status, 500, "{mode}, {fault}: {}", failed.text());
         let error = &failed.json()["error"];
         assert_eq!(error["type"], "server_error", "{fault}");
         assert!(
@@ -116,7 +124,20 @@ fn memory_that_is_used_up_is_told_as_such() {
 
 #[test]
 fn numbers_that_are_none_never_become_text_and_concern_their_own_request() {
-    let server = server("nan_read_6", &json!({"delay_us": 20_000}), &[]);
+    // On the host, which samples where penalties are asked for, and on the device.
+    for (fault, mode, penalty) in [
+        ("nan_read_6", "off", 0.001),
+        ("nan_read_6", "on", 0.001),
+        ("nan_sample_6", "off", 0.0),
+        ("nan_sample_6", "on", 0.0),
+    ] {
+        not_a_number(fault, mode, penalty);
+    }
+}
+
+fn not_a_number(fault: &str, mode: &str, penalty: f64) {
+    let script = json!({"delay_us": 20_000});
+    let server = server(fault, &script, &["--lookahead", mode]);
     let live = server.metric("mlxcel_engine_live_tensors");
     let answers: Vec<Response> = thread::scope(|scope| {
         let asked: Vec<_> = ["a", "b", "c"]
@@ -125,7 +146,7 @@ fn numbers_that_are_none_never_become_text_and_concern_their_own_request() {
                 scope.spawn(move || {
                     server.post(
                         "/v1/completions",
-                        &json!({"prompt": prompt, "max_tokens": 40}),
+                        &json!({"prompt": prompt, "max_tokens": 40, "presence_penalty": penalty}),
                     )
                 })
             })
@@ -140,7 +161,11 @@ fn numbers_that_are_none_never_become_text_and_concern_their_own_request() {
         .iter()
         .filter(|answer| answer.status != 200)
         .collect();
-    assert_eq!(failed.len(), 1, "the first row of one step was spoilt");
+    assert_eq!(
+        failed.len(),
+        1,
+        "{fault}, {mode}: the first row of one step was spoilt"
+    );
     assert_eq!(failed[0].status, 500);
     assert!(failed[0].text().contains("NaN"), "{}", failed[0].text());
     for (answer, prompt) in answers
@@ -160,8 +185,14 @@ fn numbers_that_are_none_never_become_text_and_concern_their_own_request() {
 
 #[test]
 fn a_device_that_hangs_is_told_and_nobody_waits_for_it() {
-    for fault in ["hang_read_4", "hang_take_10"] {
-        let server = server(fault, &json!({}), &["--step-timeout", "1"]);
+    for (fault, mode) in [
+        ("hang_read_4", "off"),
+        ("hang_take_10", "off"),
+        ("hang_read_4", "on"),
+        ("hang_sample_4", "on"),
+    ] {
+        let flags = ["--step-timeout", "1", "--lookahead", mode];
+        let server = server(fault, &json!({}), &flags);
         let answers: Vec<Response> = thread::scope(|scope| {
             let asked: Vec<_> = (0..3)
                 .map(|_| {
@@ -190,7 +221,17 @@ fn a_device_that_hangs_is_told_and_nobody_waits_for_it() {
 
 #[test]
 fn tensors_do_not_grow_with_requests_or_tokens() {
-    let server = server("none", &json!({}), &["--parallel", "8"]);
+    for mode in MODES {
+        tensors_after_many_requests(mode);
+    }
+}
+
+fn tensors_after_many_requests(mode: &str) {
+    let server = server(
+        "none",
+        &json!({}),
+        &["--parallel", "8", "--lookahead", mode],
+    );
     let live = server.metric("mlxcel_engine_live_tensors");
     thread::scope(|scope| {
         for client in 0..8 {

@@ -1,5 +1,6 @@
 //! Tensors in host memory and what can be done with them, as plain Rust.
 
+use std::cell::Cell;
 use std::ffi::c_void;
 use std::thread::ThreadId;
 
@@ -22,6 +23,8 @@ enum Data {
 pub struct Value {
     info: TensorInfo,
     data: Data,
+    /// Whether the first element is to be taken for one that is no number.
+    is_spoilt: Cell<bool>,
 }
 
 impl Value {
@@ -58,7 +61,31 @@ impl Value {
                 dtype.name()
             )));
         }
-        Ok(Self { info, data })
+        Ok(Self {
+            info,
+            data,
+            is_spoilt: Cell::new(false),
+        })
+    }
+
+    /// Makes the first element something that is no number.
+    pub fn spoil(&self) {
+        self.is_spoilt.set(self.info.dtype == DType::F32);
+    }
+
+    /// Whether it was made so.
+    pub fn is_spoilt(&self) -> bool {
+        self.is_spoilt.get()
+    }
+
+    /// The elements.
+    pub fn numbers(&self) -> Result<Vec<f64>> {
+        let words = self.words().map(|word| decode(word, self.info.dtype));
+        let mut numbers: Vec<f64> = words.collect::<Result<_>>()?;
+        if let Some(first) = numbers.first_mut().filter(|_| self.is_spoilt()) {
+            *first = f64::NAN;
+        }
+        Ok(numbers)
     }
 
     /// Shape and dtype.
@@ -178,6 +205,38 @@ impl Device {
             })?);
         }
         let shape = [indices.info().shape(), rest].concat();
+        let taken = Value::owned(info.dtype, &shape, bytes)?;
+        if a.is_spoilt() && indices.numbers()?.first() == Some(&0.0) {
+            taken.spoil();
+        }
+        self.arena.insert(taken)
+    }
+
+    /// Tensors one after another along their first axis.
+    pub fn concat(&mut self, ts: &[Tensor]) -> Result<Tensor> {
+        let (mut rows, mut bytes, mut first) = (0, Vec::new(), None);
+        for &t in ts {
+            let value = self.arena.get(t)?;
+            let info = value.info();
+            rows += info.shape().first().copied().unwrap_or_default();
+            bytes.extend_from_slice(value.bytes());
+            first = first.or(Some(info));
+        }
+        let info = first.ok_or_else(|| AbiError::invalid("concat: expected tensors"))?;
+        let rest = info.shape().get(1..).unwrap_or_default();
+        let shape = [&[rows], rest].concat();
+        self.arena.insert(Value::owned(info.dtype, &shape, bytes)?)
+    }
+
+    /// Every element, but at most `most`.
+    pub fn at_most(&mut self, a: Tensor, most: f64) -> Result<Tensor> {
+        let value = self.arena.get(a)?;
+        let info = value.info();
+        let mut bytes = Vec::new();
+        for number in value.numbers()? {
+            bytes.extend(encode(number.min(most), info.dtype)?);
+        }
+        let shape = info.shape().to_vec();
         self.arena.insert(Value::owned(info.dtype, &shape, bytes)?)
     }
 

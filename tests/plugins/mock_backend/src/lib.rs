@@ -10,6 +10,7 @@ mod device;
 mod fault;
 mod misstep;
 mod ops;
+mod sample;
 
 use std::ffi::c_void;
 use std::sync::OnceLock;

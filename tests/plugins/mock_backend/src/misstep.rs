@@ -19,7 +19,7 @@ enum Kind {
     Panic,
     /// The call never returns.
     Hang,
-    /// The first element that is read is not a number.
+    /// The first element that is read, or the first logit that is sampled from, is not a number.
     Nan,
 }
 

@@ -3,6 +3,7 @@
 use std::ffi::c_void;
 use std::sync::{Mutex, PoisonError};
 
+use mlxcel_abi::fused_args::SampleArgs;
 use mlxcel_abi::guard::guard;
 use mlxcel_abi::ops::BackendOps;
 use mlxcel_abi::ops_args::{FromHostArgs, MemoryInfo, MemoryLimits};
@@ -35,6 +36,9 @@ pub fn open() -> *const BackendOps {
         arg_reduce,
         reshape,
         take,
+        concat,
+        binary_scalar,
+        sample,
         ..BackendOps::stubs()
     };
     Box::into_raw(Box::new(table))
@@ -112,7 +116,10 @@ unsafe extern "C" fn read(
             // SAFETY: the caller's range has that length.
             unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), dst, byte_len) };
         }
-        if is_spoilt && value.info().dtype == DType::F32 && byte_len >= size_of::<f32>() {
+        if (is_spoilt || value.is_spoilt())
+            && value.info().dtype == DType::F32
+            && byte_len >= size_of::<f32>()
+        {
             // SAFETY: as above; bytes need no alignment.
             unsafe {
                 dst.cast::<[u8; 4]>()
@@ -123,6 +130,21 @@ unsafe extern "C" fn read(
     };
     // SAFETY: arguments are as the table's contract says.
     unsafe { on_device(ctx, err, "read", body) }
+}
+
+unsafe extern "C" fn sample(
+    ctx: *mut c_void,
+    args: *const SampleArgs,
+    out: *mut Tensor,
+    err: *mut *mut ErrorObj,
+) -> Status {
+    let body = |device: &mut Device, is_spoilt| {
+        // SAFETY: arguments are as the table's contract says.
+        unsafe { out.write(device.sample(&SampleArgs::read(args)?, is_spoilt)?) };
+        Ok(())
+    };
+    // SAFETY: as above.
+    unsafe { on_device(ctx, err, "sample", body) }
 }
 
 entries! {
@@ -195,6 +217,23 @@ entries! {
             return Err(AbiError::unimplemented("take: only the first axis"));
         }
         out.write(device.take_rows(a, indices)?);
+        Ok(())
+    }
+
+    fn concat(device, ts: *const Tensor, n: usize, axis: i32, out: *mut Tensor) {
+        if axis != 0 {
+            return Err(AbiError::unimplemented("concat: only the first axis"));
+        }
+        out.write(device.concat(list(ts, n))?);
+        Ok(())
+    }
+
+    fn binary_scalar(device, kind: u32, a: Tensor, scalar: f64, scalar_first: u32, out: *mut Tensor) {
+        let _ = scalar_first;
+        if kind != kinds::binary::MIN {
+            return Err(AbiError::unimplemented("binary_scalar: only the smaller of two"));
+        }
+        out.write(device.at_most(a, scalar)?);
         Ok(())
     }
 }
