@@ -175,6 +175,8 @@ fn a_cache_cap_evicts_and_changes_nothing() {
     for _ in 0..3 {
         assert_eq!(all_at_once(&engine, &prompts, 12), want);
     }
+    // Figures are those of the last step: one more, after all of these have ended.
+    ask(&engine, &[3], 2);
     let figures = engine.figures();
     assert!(figures.prefix_pages <= 3, "{figures:?}");
     assert!(figures.prefix.capped_pages > 0, "{figures:?}");

@@ -92,7 +92,6 @@ fn layers_with_heads_take_quantised_caches_of_the_size_that_the_formula_says() {
             let off = found.iter().zip(&exact).map(|(a, b)| distance(a, b));
             let off = off.fold(0.0, f32::max);
             let name = kv_type.name();
-            eprintln!("{variant} in {name}: {off}, {bytes} bytes of {exact_bytes}");
             assert!(off > 0.0 && off < limit, "{variant} in {name}: {off}");
             assert!(bytes < exact_bytes, "{variant}: {bytes} of {exact_bytes}");
         }

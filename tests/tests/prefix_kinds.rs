@@ -165,7 +165,7 @@ fn a_process_that_is_killed_leaves_whole_files() {
         std::thread::yield_now();
     }
     // Its thread never gets to clean up, and a write was cut.
-    std::mem::forget(first);
+    let _first = std::mem::ManuallyDrop::new(first);
     fs::write(dir.path().join("cut.99.kvtemp"), b"half").unwrap();
     let again = on_disk(kind, dir.path());
     assert_eq!(ask(&again, &prompt, 10), (want, 3 * PAGE));
