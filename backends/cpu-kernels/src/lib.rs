@@ -12,6 +12,7 @@ mod factor;
 pub mod gemm;
 pub mod gemm_integers;
 pub mod isa;
+pub mod normalise;
 pub mod pool;
 pub mod qmatmul;
 pub mod quantized;

@@ -9,6 +9,7 @@ mod attention;
 mod conv;
 mod fused;
 mod movement;
+mod ordering;
 mod products;
 mod recurrent;
 mod rotated;
@@ -86,6 +87,7 @@ fn install(table: &mut BackendOps, settings: &KernelSettings) -> Result<()> {
     conv::install(table);
     fused::install(table);
     movement::install(table);
+    ordering::install(table);
     products::install(table);
     recurrent::install(table);
     rotated::install(table);
