@@ -419,6 +419,7 @@ impl Quality {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::engine::KvType;
 
     #[test]
     fn perplexity_of_even_odds_is_the_size_of_the_vocabulary() {
@@ -448,10 +449,15 @@ mod tests {
         assert_eq!(changed.options.precision, Some(Precision::Fast));
         let changed = setting.clone().changed("cache-type=f16").unwrap();
         assert_eq!(changed.options.kv_types, KvTypes::both(DType::F16));
+        let keys = setting.clone().changed("cache_type_k=q8_0").unwrap();
+        assert_eq!(keys.options.kv_types.keys, Some(KvType::Q8_0));
+        let both = keys.changed("cache_type_v=q8_0").unwrap();
+        assert_eq!(both.options.kv_types, KvTypes::both(KvType::Q8_0));
         for wrong in [
             "dtype",
             "dtype=f64",
-            "cache-type=q8_0",
+            "cache-type=q5_1",
+            "cache_type_k=8",
             "step-rows=0",
             "speed=2",
         ] {
