@@ -115,7 +115,7 @@ impl Active {
     fn goes_on(&self) -> bool {
         let generated = self.stats.generated_tokens + self.in_flight;
         let most = self.request.max_new_tokens;
-        !most.is_some_and(|most| generated >= most)
+        most.is_none_or(|most| generated < most)
             && self.tokens.len() + self.in_flight <= self.context_tokens
     }
 

@@ -161,10 +161,11 @@ impl Batch {
         }
         let stays =
             self.runner.looks_ahead() && self.flight.as_ref().is_some_and(Flight::is_followable);
-        if !stays && let Some(flight) = self.flight.take() {
-            if let Err(error) = self.complete(flight) {
-                return self.fail_all(error);
-            }
+        if !stays
+            && let Some(flight) = self.flight.take()
+            && let Err(error) = self.complete(flight)
+        {
+            return self.fail_all(error);
         }
         if self.is_idle() {
             self.runner.rest();

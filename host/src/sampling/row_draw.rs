@@ -135,7 +135,8 @@ mod tests {
     #[test]
     fn whatever_needs_more_is_not() {
         let order = |letters: &str| SamplerOrder::from_letters(letters).unwrap();
-        let cases: Vec<Box<dyn FnOnce(&mut SamplingParams)>> = vec![
+        type Change = Box<dyn FnOnce(&mut SamplingParams)>;
+        let cases: Vec<Change> = vec![
             Box::new(|p| p.top_k = 0),
             Box::new(|p| p.top_k = MAX_RANKED + 1),
             Box::new(|p| p.min_keep = 2),
