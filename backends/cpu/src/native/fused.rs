@@ -218,9 +218,10 @@ unsafe fn rows_of<'a>(
         return Ok(None);
     };
     match view.shape() {
-        // SAFETY: a contiguous f32 view; the rest is the caller's promise.
         &[rows, width] if width == columns as i64 => {
-            Ok(Some((unsafe { view.as_slice() }, rows as usize)))
+            // SAFETY: a contiguous f32 view; the rest is the caller's promise.
+            let elements = unsafe { view.as_slice() };
+            Ok(Some((elements, rows as usize)))
         }
         _ => Ok(None),
     }

@@ -49,8 +49,8 @@ unsafe fn attend(
         return Ok(None);
     }
     let pool = native.view(args.k_pool)?;
-    let kv_heads = match pool.shape() {
-        &[_, _, heads, _] if heads > 0 => heads,
+    let kv_heads = match *pool.shape() {
+        [_, _, heads, _] if heads > 0 => heads,
         _ => return Ok(None),
     };
     let Some((width, is_flat)) = head_width(&native, args.k, kv_heads)? else {
@@ -69,11 +69,11 @@ unsafe fn attend(
     let (Some(q), Some(k)) = (q, k) else {
         return Ok(None);
     };
-    let v = match native.view(args.v)?.shape() {
-        &[rows, all] if all % kv_heads == 0 => {
+    let v = match *native.view(args.v)?.shape() {
+        [rows, all] if all % kv_heads == 0 => {
             native.share(args.v, &[rows, kv_heads, all / kv_heads])?
         }
-        &[_, _, _] => native.retain(args.v)?,
+        [_, _, _] => native.retain(args.v)?,
         _ => return Ok(None),
     };
     let turned = PagedAttentionArgs {
@@ -88,8 +88,8 @@ unsafe fn attend(
     let Some([result, keys, values]) = made? else {
         return Ok(None);
     };
-    let result = match native.view(result)?.shape() {
-        &[rows, heads, width] if is_flat => {
+    let result = match *native.view(result)?.shape() {
+        [rows, heads, width] if is_flat => {
             let flat = native.share(result, &[rows, heads * width])?;
             native.release(result)?;
             flat
@@ -101,9 +101,9 @@ unsafe fn attend(
 
 /// Width of a head of keys, and whether heads come flat.
 fn head_width(native: &Native<'_>, k: Tensor, kv_heads: i64) -> Result<Option<(usize, bool)>> {
-    let found = match native.view(k)?.shape() {
-        &[_, all] if all % kv_heads == 0 => Some((all / kv_heads, true)),
-        &[_, heads, width] if heads == kv_heads => Some((width, false)),
+    let found = match *native.view(k)?.shape() {
+        [_, all] if all % kv_heads == 0 => Some((all / kv_heads, true)),
+        [_, heads, width] if heads == kv_heads => Some((width, false)),
         _ => None,
     };
     Ok(found
@@ -165,9 +165,9 @@ unsafe fn turned<'a>(
         return Ok(None);
     };
     let rows = x.shape().first().map_or(0, |n| *n as usize);
-    let fits = match x.shape() {
-        &[_, all] => all % width as i64 == 0,
-        &[_, _, own] => own == width as i64,
+    let fits = match *x.shape() {
+        [_, all] => all % width as i64 == 0,
+        [_, _, own] => own == width as i64,
         _ => false,
     };
     if !fits || rows == 0 {
