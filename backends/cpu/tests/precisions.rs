@@ -1,5 +1,11 @@
 //! How far products may round: the settings of `precision`, and weights in half types.
 
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    reason = "a failure in a test is a failed test"
+)]
+
 #[macro_use]
 mod harness;
 
@@ -20,7 +26,7 @@ fn quantized(d: &Device, bits: u32, group_size: u32) -> QuantizedWeight {
     };
     let w = d.f32s(&noise(5, ROWS * COLUMNS), &[ROWS as i64, COLUMNS as i64]);
     let mut out = [Tensor::NONE; 3];
-    run!(d, quantize, w, &raw const spec, &raw mut out).unwrap();
+    run!(d, quantize, w, &raw const spec, &raw mut out).expect("quantises");
     let [weight, scales, biases] = out;
     QuantizedWeight {
         weight,
@@ -37,7 +43,7 @@ fn matmul(d: &Device, x: &[f32], w: QuantizedWeight) -> Vec<f32> {
         w,
         ..QuantizedMatmulArgs::default()
     };
-    d.read(op!(d, quantized_matmul, &raw const args).unwrap())
+    d.read(op!(d, quantized_matmul, &raw const args).expect("multiplies"))
 }
 
 /// `x @ w.T` in f64.
