@@ -60,6 +60,7 @@ macro_rules! driver {
                 /// # Safety
                 /// As the driver documents it.
                 #[allow(dead_code, reason = "the one that names errors is called by its pointer, since it must not fail")]
+                #[allow(clippy::too_many_arguments, reason = "as many as the driver's function has")]
                 unsafe fn $field(&self, $($arg: $ty),*) -> Result<()> {
                     // SAFETY: forwarded to the caller.
                     let code = unsafe { (self.$field)($($arg),*) };

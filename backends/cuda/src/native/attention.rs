@@ -125,9 +125,9 @@ fn sizes(
     let &[pages, page_size, pool_heads, pool_width] = k_pool.shape() else {
         return None;
     };
-    let split = |view: &View| match view.shape() {
-        &[rows, heads, width] => Some([rows, heads, width]),
-        &[rows, all] if flat && pool_width > 0 && all % pool_width == 0 => {
+    let split = |view: &View| match *view.shape() {
+        [rows, heads, width] => Some([rows, heads, width]),
+        [rows, all] if flat && pool_width > 0 && all % pool_width == 0 => {
             Some([rows, all / pool_width, pool_width])
         }
         _ => None,
@@ -397,7 +397,7 @@ fn turn(
     dtype: DType,
 ) -> Result<Option<Turn>> {
     let fits = rotate.normed == 0
-        && rotate.dims % 2 == 0
+        && rotate.dims.is_multiple_of(2)
         && rotate.dims <= sizes.width
         && rotate.interleaved <= 1;
     if !fits {

@@ -1,22 +1,52 @@
 //! A token for every row of logits, chosen on the device.
 
+use core::ffi::c_void;
+
+use mlxcel_abi::error::report;
 use mlxcel_abi::fused_args::SampleArgs;
 use mlxcel_abi::ops::BackendOps;
-use mlxcel_abi::{DType, Result, Tensor};
+use mlxcel_abi::{AbiError, DType, ErrorObj, Result, Status, Tensor};
 use mlxcel_backend_mlx::stream::Device;
 
-use super::{State, is_half, is_plain, slot, small};
+use super::{Outcome, State, attempt, is_half, is_plain, small};
 use crate::driver::{Arguments, Shape};
 use crate::kernels::Text;
+
+/// What a refused call is told.
+const EXPECTED: &str = "sample: expected logits [R, V] of a float type without gaps, top_k [R] of i32, and \
+    top_p, min_p, temperature and uniform [R] of f32";
 
 pub(super) fn install(table: &mut BackendOps) {
     table.sample = sample;
 }
 
-slot!(sample(args: *const SampleArgs) |device, state| {
-    // SAFETY: the slot's contract: a live argument struct.
-    choose(device, state, &unsafe { SampleArgs::read(args) }?)
-});
+unsafe extern "C" fn sample(
+    ctx: *mut c_void,
+    args: *const SampleArgs,
+    out: *mut Tensor,
+    err: *mut *mut ErrorObj,
+) -> Status {
+    let kernel = |device: Device<'_>, state: &mut State| {
+        // SAFETY: the slot's contract: a live argument struct.
+        let args = unsafe { SampleArgs::read(args) }?;
+        match choose(device, state, &args)? {
+            Some(made) if !out.is_null() => {
+                // SAFETY: not null, and the caller's to write.
+                unsafe { out.write(made) };
+                Ok(Outcome::Done)
+            }
+            Some(made) => device.release(made).map(|()| Outcome::Pass),
+            None => Ok(Outcome::Pass),
+        }
+    };
+    // SAFETY: the slot's contract. There is no other way to sample that this could fall back to.
+    unsafe {
+        match attempt(ctx, err, false, kernel) {
+            Ok(status) => status,
+            Err(_) => report(err, AbiError::invalid(EXPECTED)),
+        }
+    }
+}
 
 fn choose(device: Device<'_>, state: &mut State, args: &SampleArgs) -> Result<Option<Tensor>> {
     let logits = state.input(&device, args.logits)?;
