@@ -74,11 +74,7 @@ impl Backend {
         op: &'static str,
         args: PagedAttentionArgs,
         row_starts: &[u32],
-        body: impl FnOnce(
-            *const PagedAttentionArgs,
-            *mut [Tensor; 3],
-            *mut *mut ErrorObj,
-        ) -> Status,
+        body: impl FnOnce(*const PagedAttentionArgs, *mut [Tensor; 3], *mut *mut ErrorObj) -> Status,
     ) -> Result<Attended, CallError> {
         let args = PagedAttentionArgs {
             struct_size: size_of::<PagedAttentionArgs>(),

@@ -26,11 +26,12 @@ fn three(sizes: &[i64]) -> Option<[usize; 3]> {
     (sizes.len() <= 3).then_some(out)
 }
 
-/// The same of an argument, whose axes that do not exist take `missing`.
+/// The same of an argument, whose axes that do not exist take `missing`. What MLX could not say with its
+/// 32 bits is not for the kernels either.
 fn argument(values: &[i64; 3], n: usize, missing: usize) -> Option<[usize; 3]> {
     let mut out = [missing; 3];
     for (to, value) in out.iter_mut().skip(3 - n).zip(values) {
-        *to = usize::try_from(*value).ok()?;
+        *to = i32::try_from(*value).ok()?.try_into().ok()?;
     }
     Some(out)
 }

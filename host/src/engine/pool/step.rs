@@ -5,8 +5,8 @@ use std::collections::HashMap;
 
 use crate::plugin::{
     AbiError, AttendArgs, CallError, DType, DeviceTensor, GatedDeltaArgs, GatedDeltaPoolArgs,
-    IndexArgs, KvSource, PagedAttentionArgs, RotateArgs, ShortConvArgs, ShortConvPoolArgs, SparseIndexArgs,
-    StateRows, Tensor,
+    IndexArgs, KvSource, PagedAttentionArgs, RotateArgs, ShortConvArgs, ShortConvPoolArgs,
+    SparseIndexArgs, StateRows, Tensor,
 };
 
 use super::super::states::StatePool;

@@ -168,12 +168,7 @@ impl LoadedModel {
             .collect())
     }
 
-    fn forward(
-        &self,
-        server: &Server<'_>,
-        tokens: &[u32],
-        logit_rows: &[i32],
-    ) -> Result<Tensor> {
+    fn forward(&self, server: &Server<'_>, tokens: &[u32], logit_rows: &[i32]) -> Result<Tensor> {
         let n = tokens.len() as i64;
         let tokens = Tensor::from_slice(&self.backend, tokens, &[n])?;
         let logit_rows = Tensor::from_slice(&self.backend, logit_rows, &[logit_rows.len() as i64])?;
