@@ -11,10 +11,10 @@ use mlxcel_abi::{DType, ErrorObj, Result, Status, Tensor};
 use mlxcel_backend_mlx::native::View;
 use mlxcel_backend_mlx::stream::Device;
 
-use super::pending::Around;
 use super::plan::Way;
 use super::products::{Weight, plain, plain_weight, quantized, weight};
 use super::rows::{gated, norm, pairwise};
+use super::submit::Around;
 use super::{Outcome, State, attempt, is_half, is_plain, slot};
 
 /// Layers of one input that go together at most.

@@ -13,6 +13,7 @@ mod plan;
 mod products;
 mod rows;
 mod sample;
+mod submit;
 mod transfer;
 
 use core::cell::RefCell;
