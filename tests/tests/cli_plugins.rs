@@ -118,7 +118,7 @@ fn arch_lists_what_the_plugins_can_run_in_the_established_form() {
           "task": "text-generation",
           "abi": {
             "major": 1,
-            "minor": 1
+            "minor": 2
           },
           "plugin": {
             "name": "mock",

@@ -108,7 +108,9 @@ impl KvPool {
         self.latents = RefCell::new(latents);
         self.pages = target;
         let handles = self.handles();
-        self.backend.eval(&handles)
+        self.backend.eval(&handles)?;
+        // What was copied from is as large as half the pool, and nothing else asks for buffers of its size.
+        self.backend.clear_cache()
     }
 
     /// Lets all memory go. After a failed step the pool's tensors may never be computable.

@@ -74,7 +74,8 @@ impl StatePool {
         }
         self.pools = RefCell::new(pools);
         self.slots = target;
-        self.backend.eval(&self.handles())
+        self.backend.eval(&self.handles())?;
+        self.backend.clear_cache()
     }
 
     /// Lets all memory go. After a failed step the states may never be computable.
