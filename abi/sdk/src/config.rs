@@ -192,6 +192,12 @@ impl<'a> Config<'a> {
         }
     }
 
+    /// Every key of this object with its value, null ones left out.
+    pub fn entries(&self) -> impl Iterator<Item = (&'a str, &'a Value)> + use<'a> {
+        let present = self.map.iter().filter(|(_, value)| !value.is_null());
+        present.map(|(key, value)| (key.as_str(), value))
+    }
+
     /// Optional list of finite numbers.
     pub fn opt_floats(&self, key: &str) -> Result<Option<Vec<f64>>> {
         let Some(value) = self.get(key) else {

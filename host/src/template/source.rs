@@ -222,6 +222,11 @@ fn read(path: &Path) -> Result<Option<String>, TemplateError> {
         source,
     };
     match std::fs::metadata(path) {
+        // A pipe would be waited for, a device read without end.
+        Ok(metadata) if !metadata.is_file() => {
+            let what = std::io::Error::new(ErrorKind::InvalidInput, "expected a regular file");
+            return Err(failed(what));
+        }
         Ok(metadata) if metadata.len() > MAX_FILE_BYTES => {
             return Err(TemplateError::Invalid {
                 what: path.display().to_string(),

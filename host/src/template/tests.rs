@@ -297,6 +297,13 @@ fn sources_are_found_in_order() {
 
     write("chat_template.jinja", "x");
     std::fs::remove_file(dir.path().join("chat_template.jinja")).unwrap();
+    std::fs::create_dir(dir.path().join("chat_template.jinja")).unwrap();
+    let error = load().unwrap_err();
+    assert!(
+        std::error::Error::source(&error)
+            .is_some_and(|e| e.to_string() == "expected a regular file")
+    );
+    std::fs::remove_dir(dir.path().join("chat_template.jinja")).unwrap();
     write("chat_template.json", "{\"chat_template\": 3}");
     let error = load().unwrap_err().to_string();
     assert_eq!(

@@ -279,6 +279,11 @@ fn read_optional(path: &Path, limit_bytes: u64) -> Result<Option<Vec<u8>>, TextE
         source,
     };
     let bytes = match std::fs::metadata(path) {
+        // A pipe would be waited for, a device read without end.
+        Ok(metadata) if !metadata.is_file() => {
+            let kind = std::io::ErrorKind::InvalidInput;
+            return Err(failed(std::io::Error::new(kind, "expected a regular file")));
+        }
         Ok(metadata) => metadata.len(),
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
         Err(error) => return Err(failed(error)),

@@ -257,6 +257,13 @@ fn side_files_add_tokens_names_and_framing() {
 #[test]
 fn bad_files_are_named() {
     let dir = tempfile::tempdir().unwrap();
+    std::fs::create_dir(dir.path().join("tokenizer.json")).unwrap();
+    let error = Tokenizer::from_directory(dir.path()).unwrap_err();
+    assert!(
+        std::error::Error::source(&error)
+            .is_some_and(|e| e.to_string() == "expected a regular file")
+    );
+    std::fs::remove_dir(dir.path().join("tokenizer.json")).unwrap();
     let error = Tokenizer::from_directory(dir.path()).unwrap_err();
     assert!(matches!(error, TextError::NoTokenizer { .. }), "{error}");
     std::fs::write(dir.path().join("tokenizer.model"), b"x").unwrap();

@@ -85,6 +85,9 @@ impl RopeConfig {
             _ => None,
         };
         let legacy = config.section("rope_scaling")?;
+        if let (Some(outer), None) = (&outer, &nested) {
+            one_set_of_settings(config, outer, legacy.as_ref(), layer_type)?;
+        }
         let settings = nested.or(outer).or(legacy);
         let inside = settings.is_some_and(|s| s.get("rope_theta").is_some());
         let base = if inside {
@@ -138,6 +141,47 @@ impl RopeConfig {
             scaling,
         })
     }
+}
+
+/// Refuses settings that would have to be dropped: those of layer types that nobody asked for, and a
+/// `rope_scaling` beside `rope_parameters` that says something else.
+fn one_set_of_settings(
+    config: &Config<'_>,
+    settings: &Config<'_>,
+    legacy: Option<&Config<'_>>,
+    layer_type: Option<&str>,
+) -> Result<()> {
+    let is_settings = |value: &serde_json::Value| {
+        let names = [
+            "rope_theta",
+            "rope_type",
+            "type",
+            "factor",
+            "partial_rotary_factor",
+        ];
+        names.iter().any(|name| value.get(name).is_some())
+    };
+    if settings.entries().any(|(_, value)| is_settings(value)) {
+        let expected = match layer_type {
+            Some(kind) => format!("an entry {kind} beside those of other layer types"),
+            None => "one set of settings, as all layers of this architecture share it".to_owned(),
+        };
+        return Err(config.error("rope_parameters", expected));
+    }
+    for (key, value) in legacy.into_iter().flat_map(Config::entries) {
+        let beside = match key {
+            "type" | "rope_type" => settings
+                .spelled(&["rope_type", "type"])
+                .and_then(|key| settings.get(key)),
+            key => settings.get(key),
+        };
+        let is_default = beside.is_none() && value == "default";
+        if beside != Some(value) && !is_default {
+            let expected = format!("what rope_parameters says of {key}, or only one of the two");
+            return Err(config.error("rope_scaling", expected));
+        }
+    }
+    Ok(())
 }
 
 fn read_scaling(config: &Config<'_>, settings: &Config<'_>, dims: usize) -> Result<RopeScaling> {
@@ -276,4 +320,49 @@ fn read_longrope(
         limit,
         attention_factor,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn read(value: &Value, layer_type: Option<&str>) -> core::result::Result<f64, String> {
+        let config = Config::root(value).unwrap();
+        RopeConfig::read(&config, 16, layer_type)
+            .map(|rope| rope.base)
+            .map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn settings_of_layer_types_are_taken_or_refused() {
+        let nested = json!({"rope_parameters": {
+            "full_attention": {"rope_theta": 5e5}, "sliding_attention": {"rope_theta": 1e4},
+        }});
+        assert_eq!(read(&nested, Some("full_attention")), Ok(5e5));
+        for kind in [None, Some("other")] {
+            let error = read(&nested, kind).unwrap_err();
+            assert!(error.contains("rope_parameters"), "{error}");
+        }
+    }
+
+    #[test]
+    fn two_spellings_may_stand_beside_each_other_where_they_agree() {
+        let linear = json!({"rope_type": "linear", "factor": 2.0});
+        let both = |beside: Value| json!({"rope_parameters": linear, "rope_scaling": beside});
+        assert!(read(&both(json!({"type": "linear", "factor": 2.0})), None).is_ok());
+        assert!(read(&both(Value::Null), None).is_ok());
+        for other in [
+            json!({"type": "linear", "factor": 4.0}),
+            json!({"type": "dynamic", "factor": 2.0}),
+            json!({"type": "default"}),
+        ] {
+            let error = read(&both(other), None).unwrap_err();
+            assert!(error.contains("rope_scaling"), "{error}");
+        }
+        let plain =
+            json!({"rope_parameters": {"rope_theta": 7.0}, "rope_scaling": {"type": "default"}});
+        assert_eq!(read(&plain, None), Ok(7.0));
+    }
 }
