@@ -1,5 +1,5 @@
 //! Logits and greedy tokens of the reference implementations on the reference backend, which is
-//! another computation than the one of `tests/tests/deepseek_golden.rs`: no MLX, no host, dense caches.
+//! another computation than the one of `tests/tests/goldens/deepseek.rs`: no MLX, no host, dense caches.
 
 #![expect(
     clippy::unwrap_used,

@@ -5,7 +5,7 @@ const PAGE: &str = include_str!("../../../docs/ADDING_AN_ARCHITECTURE.md");
 const FILES: [&str; 3] = [
     include_str!("../src/arcee.rs"),
     include_str!("rules.rs"),
-    include_str!("../../../tests/tests/llama_golden.rs"),
+    include_str!("../../../tests/tests/goldens/llama.rs"),
 ];
 
 /// Blocks of Rust, without the indentation of the list they may stand in.

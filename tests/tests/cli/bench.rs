@@ -1,0 +1,134 @@
+//! `mlxcel bench` as a black box: what it refuses, and the perplexity of texts whose continuation is known.
+
+use mlxcel_tests::cli::Mlxcel;
+use mlxcel_tests::scripted::scripted_model;
+use serde_json::{Value, json};
+
+#[test]
+fn nothing_to_measure_is_an_error() {
+    let done = Mlxcel::new().run(["bench", "-m", "x", "-p", "0", "-n", "0"]);
+    assert_eq!((done.code, done.stdout.as_str()), (Some(2), ""));
+    assert!(
+        done.stderr.contains("nothing to measure"),
+        "{}",
+        done.stderr
+    );
+}
+
+#[test]
+fn speed_and_quality_are_not_measured_in_one_run() {
+    for flags in [
+        ["--perplexity", "x", "-p", "16"],
+        ["--against", "dtype=f16", "-n", "8"],
+    ] {
+        let args = ["bench", "-m", "x"].iter().chain(&flags);
+        let done = Mlxcel::new().run(args);
+        assert_eq!(done.code, Some(2), "{flags:?}: {}", done.stderr);
+    }
+}
+
+/// `bench --perplexity` of a text with the model that knows one successor of every byte.
+fn perplexity(text: &str, flags: &[&str]) -> Value {
+    let mlxcel = Mlxcel::new().with_mock_plugins();
+    let model = scripted_model(&mlxcel, "scripted", &json!({}));
+    let file = mlxcel.file("text.txt", text);
+    let (model, file) = (model.display().to_string(), file.display().to_string());
+    let mut args = vec!["bench", "-m", &model, "--perplexity", &file, "-o", "json"];
+    args.extend(["--perplexity-context", "32", "--dtype", "f32"]);
+    args.extend(flags);
+    let done = mlxcel.run(&args).expect_success();
+    serde_json::from_str(&done.stdout).expect("JSON")
+}
+
+#[test]
+fn a_text_that_the_model_expects_has_a_perplexity_of_one() {
+    let text = "abcdefghijklmnopqrstuvwxyz".repeat(4);
+    let found = perplexity(&text, &["--against", "step-rows=1"]);
+    assert_eq!(found["chunks"], 3);
+    for setting in found["settings"].as_array().expect("settings") {
+        // Of each chunk of 32 the tokens from 17 to 31.
+        assert_eq!(setting["tokens"], 3 * 15);
+        let perplexity = setting["perplexity"].as_f64().unwrap();
+        assert!((perplexity - 1.0).abs() < 1e-9, "{found}");
+    }
+    assert_eq!(found["settings"][1]["setting"], "step-rows=1");
+    assert_eq!(found["distance"]["kl_max"], 0.0);
+    assert_eq!(found["distance"]["logit_max"], 0.0);
+    assert_eq!(found["distance"]["same_top"], 1.0);
+}
+
+#[test]
+fn a_text_that_the_model_does_not_expect_has_a_high_one() {
+    let found = perplexity(&"x".repeat(40), &["--perplexity-chunks", "1"]);
+    assert_eq!(found["chunks"], 1);
+    // The logit of the expected byte is 60, those of all others 0.
+    let perplexity = found["settings"][0]["perplexity"].as_f64().unwrap();
+    assert!((perplexity.ln() - 60.0).abs() < 1e-3, "{found}");
+    assert!(found["distance"].is_null());
+}
+
+#[test]
+fn a_text_that_is_too_short_and_a_setting_that_is_not_there_are_told() {
+    let mlxcel = Mlxcel::new().with_mock_plugins();
+    let model = scripted_model(&mlxcel, "scripted", &json!({}));
+    let file = mlxcel.file("text.txt", "short");
+    let (model, file) = (model.display().to_string(), file.display().to_string());
+    let done = mlxcel.run(["bench", "-m", &model, "--perplexity", &file]);
+    assert_eq!(done.code, Some(2));
+    assert!(done.stderr.contains("has 5 tokens"), "{}", done.stderr);
+    let long = mlxcel
+        .file("long.txt", "a".repeat(600))
+        .display()
+        .to_string();
+    let args = [
+        "bench",
+        "-m",
+        &model,
+        "--perplexity",
+        &long,
+        "--against",
+        "speed=2",
+    ];
+    let done = mlxcel.run(args);
+    assert_eq!(done.code, Some(2));
+    assert!(done.stderr.contains("--against speed=2"), "{}", done.stderr);
+}
+
+/// The mock backend does not say that it keeps keys and values in another type than that of the activations.
+#[test]
+fn types_of_keys_and_values_that_a_backend_does_not_keep_are_refused_at_once() {
+    let mlxcel = Mlxcel::new().with_mock_plugins();
+    let model = scripted_model(&mlxcel, "scripted", &json!({}));
+    let model = model.display().to_string();
+    let both = ["--cache-type-k", "f16", "--cache-type-v", "f16"];
+    let speed = ["bench", "-m", &model, "-p", "4", "-n", "0", "-r", "1"];
+    let answer = ["generate", "-m", &model, "-p", "x", "-n", "1"];
+    let serve = ["serve", &model, "--port", "0"];
+    for command in [&speed[..], &answer, &serve] {
+        let run = |flags: &[&str]| {
+            mlxcel.run(command.iter().chain(["--dtype", "f32"].iter()).chain(flags))
+        };
+        insta::allow_duplicates! {
+            insta::assert_snapshot!(run(&both).show(), @r#"
+            exit 2
+            --- stdout
+            --- stderr
+            error: backend mock does not keep keys and values in f16 beside activations in f32: leave --cache-type-k and --cache-type-v out, or set --dtype f16
+            "#);
+            insta::assert_snapshot!(run(&both[..2]).show(), @r#"
+            exit 2
+            --- stdout
+            --- stderr
+            error: keys would be kept in f16 and values in f32: give --cache-type-k and --cache-type-v the same type
+            "#);
+        }
+    }
+    let mut same = speed.to_vec();
+    same.extend(["--dtype", "f32", "-o", "json"]);
+    same.extend(["--cache-type-k", "f32", "--cache-type-v", "f32"]);
+    let report = mlxcel.run(&same).expect_success().json();
+    assert_eq!(
+        (&report["dtype"], &report["kv_dtype"]),
+        (&json!("f32"), &json!("f32"))
+    );
+}

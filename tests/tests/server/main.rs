@@ -1,0 +1,20 @@
+//! The real `mlxcel-server` over raw sockets and with real clients.
+//!
+//! One program for the whole folder: a program for every file takes gigabytes of disk, and minutes to link.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "a failure in a test is a failed test"
+)]
+
+mod access;
+mod device;
+mod faults;
+mod load_tools;
+mod native;
+mod openai;
+mod order;
+mod real;
+mod sampling;
