@@ -150,6 +150,27 @@ abi_table! {
         /// `[T, H * Dv]`. `UNIMPLEMENTED` where the backend has no such operation: norm, rotate and
         /// `attend`.
         fn attend_rotated(layer: u32, args: *const AttendArgs, rotate: *const RotateArgs, out: *mut Tensor);
+
+        // --- minor 3 -------------------------------------------------------------------------
+        /// Sets the keys `[P, H, K]` and values `[P, H, V]` of a cross-attention layer, P being what the
+        /// description's `encoder` makes of the rows. In `FamilyTable::encode` only, once for every such
+        /// layer; steps read them by `attend` without keys and values, and every row sees all P of its
+        /// sequence.
+        fn cross_write(layer: u32, k: Tensor, v: Tensor);
+    }
+}
+
+abi_args! {
+    /// What the encoder of one request reads (minor 3).
+    pub struct EncodeArgs {
+        /// `[L, W]` in the compute dtype.
+        pub features: Tensor = Tensor::NONE,
+        /// L.
+        pub n_rows: u32 = 0,
+        /// Zero.
+        pub reserved: u32 = 0,
+        /// Caches, of which `cross_write` is the one slot; valid during the call.
+        pub kv: *const KvApi = core::ptr::null(),
     }
 }
 
@@ -200,5 +221,11 @@ abi_table! {
         fn forward(model: *mut c_void, step: *const StepArgs, out: *mut StepOutput);
         /// Destroys a model; its tensors are released.
         fn unload(model: *mut c_void);
+
+        // --- minor 3 -------------------------------------------------------------------------
+        /// Runs the encoder of one request, before its first step: computes what the cross-attention
+        /// layers attend to and hands it to `KvApi::cross_write`. For models whose description has an
+        /// `encoder`.
+        fn encode(model: *mut c_void, args: *const EncodeArgs);
     }
 }

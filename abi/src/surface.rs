@@ -31,6 +31,7 @@ pub fn types() -> Vec<TypeLayout> {
         family::AttendArgs::LAYOUT,
         family::StepArgs::LAYOUT,
         family::StepOutput::LAYOUT,
+        family::EncodeArgs::LAYOUT,
         family::IndexArgs::LAYOUT,
         family::ShortConvArgs::LAYOUT,
         family::GatedDeltaArgs::LAYOUT,
@@ -245,8 +246,8 @@ fn module_of(name: &str) -> &'static str {
         "HostApi" | "WeightsApi" => "crate::host",
         "BackendOps" => "crate::ops",
         "OpenArgs" | "BackendTable" => "crate::backend",
-        "LoadArgs" | "AttendArgs" | "StepArgs" | "StepOutput" | "KvApi" | "FamilyTable"
-        | "IndexArgs" | "ShortConvArgs" | "GatedDeltaArgs" => "crate::family",
+        "LoadArgs" | "AttendArgs" | "StepArgs" | "StepOutput" | "EncodeArgs" | "KvApi"
+        | "FamilyTable" | "IndexArgs" | "ShortConvArgs" | "GatedDeltaArgs" => "crate::family",
         "StateRows" | "ShortConvPoolArgs" | "GatedDeltaPoolArgs" | "SparseIndexArgs" => {
             "crate::cache_args"
         }

@@ -1,6 +1,8 @@
 //! Architectures of a family and how they register themselves.
 
-use crate::{Config, Error, GgufAdapter, GgufSummary, ModelDesc, Result, Step, Tensor, Weights};
+use crate::{
+    Config, Encode, Error, GgufAdapter, GgufSummary, ModelDesc, Result, Step, Tensor, Weights,
+};
 
 /// How well an architecture fits a configuration.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -55,6 +57,16 @@ pub trait Architecture: Sync {
 pub trait Model {
     /// Logits `[R, vocabulary]` of the rows that the step asks for.
     fn forward(&self, step: &Step<'_>) -> Result<Tensor>;
+
+    /// Runs the encoder over the features of one request and sets the keys and values of all layers of
+    /// cross-attention. Called once before the request's first step, and again if it had to step back.
+    fn encode(&self, encode: &Encode<'_>) -> Result<()> {
+        let _ = encode;
+        Err(Error::Unsupported {
+            what: "encoder features".to_owned(),
+            supported: "this model has no encoder".to_owned(),
+        })
+    }
 }
 
 /// A registered architecture.

@@ -44,6 +44,16 @@ pub enum CacheDesc {
         /// The layer's states, in order of `state` in calls.
         states: Vec<StateDesc>,
     },
+    /// Keys and values of an encoder's output, the same for every position of the sequence. Set by
+    /// [`crate::Model::encode`]; steps read them. Needs a host of ABI minor 3.
+    Cross {
+        /// Key and value heads.
+        kv_heads: usize,
+        /// Width of a key.
+        k_dim: usize,
+        /// Width of a value.
+        v_dim: usize,
+    },
     /// No cache. Also a layer that attends over another's: it names the other in its calls.
     None,
 }
@@ -67,6 +77,17 @@ impl StateDesc {
     }
 }
 
+/// What the encoder of a model with cross-attention takes and gives.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct EncoderDesc {
+    /// Width of a row of features.
+    pub width: usize,
+    /// Most rows of one request.
+    pub max_rows: usize,
+    /// Rows that become one position of the cross-attention layers: L rows give `ceil(L / stride)`.
+    pub stride: usize,
+}
+
 /// Description of a loaded configuration.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ModelDesc {
@@ -86,4 +107,7 @@ pub struct ModelDesc {
     /// Bytes of intermediate values per row of a step and per byte of an activation element: the
     /// widest set of tensors alive at once.
     pub activation_width: usize,
+    /// The encoder, where there are layers of cross-attention.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub encoder: Option<EncoderDesc>,
 }

@@ -20,6 +20,7 @@ pub mod backend;
 pub mod compose;
 pub mod config;
 pub mod describe;
+pub mod encode;
 pub mod error;
 pub mod gguf;
 pub mod nn;
@@ -36,7 +37,8 @@ pub use arch::{Architecture, ArchitectureEntry, Model, Probe};
 pub use backend::Backend;
 pub use compose::{GatedDelta, Index, ShortConv};
 pub use config::Config;
-pub use describe::{CacheDesc, ModelDesc, StateDesc};
+pub use describe::{CacheDesc, EncoderDesc, ModelDesc, StateDesc};
+pub use encode::Encode;
 pub use error::{Error, Result};
 pub use gguf::{GgufAdapter, GgufSummary};
 pub use mlxcel_abi::DType;
@@ -49,8 +51,8 @@ pub use weights::Weights;
 pub mod prelude {
     pub use crate::nn;
     pub use crate::{
-        Architecture, AttendOptions, Backend, CacheDesc, Config, DType, Error, GgufAdapter,
-        GgufSummary, Model, ModelDesc, Probe, Result, StateDesc, Step, Tensor, Weights,
-        architecture,
+        Architecture, AttendOptions, Backend, CacheDesc, Config, DType, Encode, EncoderDesc, Error,
+        GgufAdapter, GgufSummary, Model, ModelDesc, Probe, Result, StateDesc, Step, Tensor,
+        Weights, architecture,
     };
 }

@@ -3,13 +3,13 @@
 use core::ffi::c_void;
 use std::sync::OnceLock;
 
-use mlxcel_abi::family::{FamilyTable, LoadArgs, StepArgs, StepOutput};
+use mlxcel_abi::family::{EncodeArgs, FamilyTable, LoadArgs, StepArgs, StepOutput};
 use mlxcel_abi::guard::guard;
 use mlxcel_abi::{AbiError, DType, ErrorObj, OwnedBytes, Status, Str, Table};
 use serde_json::{Value, json};
 
 use crate::arch::{ARCHITECTURES, find};
-use crate::{Backend, Config, GgufSummary, Model, Step, Weights};
+use crate::{Backend, Config, Encode, GgufSummary, Model, Step, Weights};
 
 type AbiResult<T> = mlxcel_abi::Result<T>;
 
@@ -208,6 +208,26 @@ unsafe extern "C" fn forward(
     unsafe { guard(err, body) }
 }
 
+unsafe extern "C" fn encode(
+    _: *mut c_void,
+    model: *mut c_void,
+    args: *const EncodeArgs,
+    err: *mut *mut ErrorObj,
+) -> Status {
+    let body = || {
+        if model.is_null() {
+            return Err(AbiError::invalid("encode needs a model"));
+        }
+        // SAFETY: `model` comes from `load` and has not been unloaded.
+        let loaded = unsafe { &*model.cast::<Loaded>() };
+        // SAFETY: the host's arguments are live for the call.
+        let encode = unsafe { Encode::from_raw(args, &loaded.backend) }?;
+        Ok(loaded.model.encode(&encode)?)
+    };
+    // SAFETY: the host's error slot.
+    unsafe { guard(err, body) }
+}
+
 unsafe extern "C" fn unload(_: *mut c_void, model: *mut c_void, err: *mut *mut ErrorObj) -> Status {
     let body = || {
         if !model.is_null() {
@@ -238,6 +258,7 @@ pub fn family_table() -> *const FamilyTable {
             load,
             forward,
             unload,
+            encode,
             ..FamilyTable::stubs()
         })
     });

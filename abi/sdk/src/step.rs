@@ -139,6 +139,17 @@ impl Step<'_> {
         self.attend_over(layer, q, k.handle(), Handle::NONE, options)
     }
 
+    /// Attends over the keys and values of an encoder that [`crate::Model::encode`] set for `layer`, a layer
+    /// of cross-attention: every row over all of its sequence's. `q` is `[T, H, D]`; result `[T, H, Dv]`.
+    pub fn attend_encoded(
+        &self,
+        layer: usize,
+        q: &Tensor,
+        options: &AttendOptions<'_>,
+    ) -> Result<Tensor> {
+        self.attend_over(layer, q, Handle::NONE, Handle::NONE, options)
+    }
+
     fn attend_over(
         &self,
         layer: usize,

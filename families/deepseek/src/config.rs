@@ -58,6 +58,7 @@ impl DecoderConfig {
             context_length: self.context,
             layers: vec![cache.clone(); self.n_layers],
             activation_width: 2 * self.hidden + attention.max(3 * inner),
+            encoder: None,
         }
     }
 }

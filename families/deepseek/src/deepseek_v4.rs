@@ -279,6 +279,7 @@ impl Architecture for DeepseekV4 {
             context_length: decoder.context,
             layers: reaches.flat_map(|&reach| attention.caches(reach)).collect(),
             activation_width: streams + attention.activation_width().max(3 * inner),
+            encoder: None,
         })
     }
 

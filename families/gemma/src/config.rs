@@ -124,6 +124,7 @@ impl DecoderConfig {
             context_length: sizes.context,
             layers: self.windows.iter().map(cache).collect(),
             activation_width: 2 * sizes.hidden + attention.max(3 * sizes.inner),
+            encoder: None,
         }
     }
 }

@@ -146,6 +146,7 @@ impl TextConfig {
             context_length: sizes.context,
             layers: layers.map(cache).collect(),
             activation_width: streams + inputs + 2 * sizes.hidden + attention.max(4 * sizes.inner),
+            encoder: None,
         }
     }
 }

@@ -177,6 +177,7 @@ impl TextConfig {
             context_length: sizes.context,
             layers: self.layers.iter().enumerate().map(cache).collect(),
             activation_width: 3 * sizes.hidden + inputs + attention.max(3 * inner).max(chosen),
+            encoder: None,
         }
     }
 }

@@ -128,6 +128,7 @@ impl DecoderConfig {
             layers: self.layers.iter().map(cache).collect(),
             // Residual, normed input, and the two halves of the gated block with their product.
             activation_width: 2 * self.hidden + 3 * self.inner,
+            encoder: None,
         }
     }
 }

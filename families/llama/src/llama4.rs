@@ -324,6 +324,7 @@ impl Architecture for Llama4 {
             context_length: config.context,
             layers: config.layers.iter().map(cache).collect(),
             activation_width: 2 * config.hidden + 3 * sparse_inner.max(config.dense_inner),
+            encoder: None,
         })
     }
 

@@ -281,6 +281,7 @@ impl Architecture for NemotronNas {
             context_length: config.context,
             layers: config.blocks.iter().map(cache).collect(),
             activation_width: 2 * config.hidden + 3 * widest.max().unwrap_or(0),
+            encoder: None,
         })
     }
 

@@ -116,6 +116,7 @@ impl DecoderConfig {
             context_length: self.context,
             layers: self.windows.iter().map(cache).collect(),
             activation_width: 2 * self.hidden + attention.max(3 * inner),
+            encoder: None,
         }
     }
 }

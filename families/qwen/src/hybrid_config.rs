@@ -169,6 +169,7 @@ impl HybridConfig {
             context_length: self.context,
             layers: self.attends.iter().map(cache).collect(),
             activation_width: 2 * self.hidden + attention.max(linear).max(3 * inner),
+            encoder: None,
         }
     }
 }

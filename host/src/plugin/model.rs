@@ -3,8 +3,8 @@
 use std::cell::RefCell;
 use std::ffi::c_void;
 
-use mlxcel_abi::family::{StepArgs, StepOutput};
-use mlxcel_abi::{AbiError, Tensor, status};
+use mlxcel_abi::family::{EncodeArgs, StepArgs, StepOutput};
+use mlxcel_abi::{AbiError, ErrorObj, Status, Tensor, status};
 
 use super::call::call;
 use super::device::{Backend, DeviceTensor};
@@ -61,21 +61,65 @@ impl Model {
         self.poison.borrow().clone()
     }
 
-    fn subject(&self) -> String {
-        format!("family {}: forward", self.family.name())
+    fn subject(&self, function: &str) -> String {
+        format!("family {}: {function}", self.family.name())
+    }
+
+    /// An error where an earlier panic poisoned the model.
+    fn check_poison(&self, function: &str) -> Result<(), CallError> {
+        let Some(panic) = &*self.poison.borrow() else {
+            return Ok(());
+        };
+        let text =
+            format!("the model was given up after an earlier panic ({panic}): load it again");
+        let error = AbiError::new(status::FAILED_PRECONDITION, text);
+        Err(CallError::new(self.subject(function), error))
+    }
+
+    /// Calls into the family; a panic there poisons the model.
+    fn enter(
+        &self,
+        function: &str,
+        body: impl FnOnce(*mut *mut ErrorObj) -> Status,
+    ) -> Result<(), CallError> {
+        let result = call(|| self.subject(function), body);
+        if let Err(error) = &result
+            && error.is_panic()
+        {
+            *self.poison.borrow_mut() = Some(error.error.to_string());
+        }
+        result
+    }
+
+    /// Runs the encoder over the features `[L, W]` of one request, which sets the keys and values of all
+    /// layers of cross-attention in `kv`.
+    pub fn encode(
+        &self,
+        features: &DeviceTensor,
+        n_rows: u32,
+        kv: &dyn KvSource,
+    ) -> Result<(), CallError> {
+        self.check_poison("encode")?;
+        let table = self.family.table();
+        with_kv(kv, |api| {
+            let args = EncodeArgs {
+                features: features.handle(),
+                n_rows,
+                kv: api,
+                ..EncodeArgs::default()
+            };
+            // SAFETY: as for `forward`.
+            let body = |err| unsafe { (table.encode)(table.ctx, self.raw, &raw const args, err) };
+            self.enter("encode", body)
+        })
     }
 
     /// Computes one step: logits `[R, vocabulary]` in the compute dtype.
     pub fn forward(&self, step: &StepInputs, kv: &dyn KvSource) -> Result<DeviceTensor, CallError> {
-        if let Some(panic) = &*self.poison.borrow() {
-            let text =
-                format!("the model was given up after an earlier panic ({panic}): load it again");
-            let error = AbiError::new(status::FAILED_PRECONDITION, text);
-            return Err(CallError::new(self.subject(), error));
-        }
+        self.check_poison("forward")?;
         let table = self.family.table();
         let mut output = StepOutput::default();
-        let result = with_kv(kv, |api| {
+        with_kv(kv, |api| {
             let args = StepArgs {
                 tokens: step.tokens,
                 positions: step.positions,
@@ -90,17 +134,11 @@ impl Model {
             let body = |err| unsafe {
                 (table.forward)(table.ctx, self.raw, &raw const args, &raw mut output, err)
             };
-            call(|| self.subject(), body)
-        });
-        if let Err(error) = &result
-            && error.is_panic()
-        {
-            *self.poison.borrow_mut() = Some(error.error.to_string());
-        }
-        result?;
+            self.enter("forward", body)
+        })?;
         self.backend.adopt(output.logits).ok_or_else(|| {
             let error = AbiError::internal("success was reported but no logits were given");
-            CallError::new(self.subject(), error)
+            CallError::new(self.subject("forward"), error)
         })
     }
 }

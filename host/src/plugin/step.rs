@@ -63,6 +63,11 @@ pub trait KvSource {
         Err(missing("state_write"))
     }
 
+    /// Sets the keys and values of a layer of cross-attention: `[P, H, K]` and `[P, H, V]`.
+    fn cross_write(&self, _layer: u32, _k: Tensor, _v: Tensor) -> Result<(), AbiError> {
+        Err(missing("cross_write"))
+    }
+
     /// `[S + 1]` i32.
     fn row_starts(&self) -> Result<DeviceTensor, AbiError> {
         Err(missing("row_starts"))
@@ -98,6 +103,7 @@ pub(super) fn with_kv<T>(source: &dyn KvSource, body: impl FnOnce(&KvApi) -> T) 
         row_sequences,
         index_keys,
         attend_rotated,
+        cross_write,
         ..KvApi::stubs()
     };
     body(&api)
@@ -200,4 +206,15 @@ unsafe extern "C" fn state_write(
 ) -> Status {
     // SAFETY: `ctx` is the one of `with_kv`; `err` is null or the caller's slot.
     unsafe { enter(ctx, err, |source| source.state_write(layer, state, value)) }
+}
+
+unsafe extern "C" fn cross_write(
+    ctx: *mut c_void,
+    layer: u32,
+    k: Tensor,
+    v: Tensor,
+    err: *mut *mut ErrorObj,
+) -> Status {
+    // SAFETY: `ctx` is the one of `with_kv`; `err` is null or the caller's slot.
+    unsafe { enter(ctx, err, |source| source.cross_write(layer, k, v)) }
 }

@@ -295,6 +295,11 @@ impl Server<'_> {
                 window,
             } => (kv_heads, k_dim, v_dim, window as u32),
             CacheDesc::Latent { k_dim, v_dim, .. } => (1, k_dim, v_dim, 0),
+            CacheDesc::Cross { .. } => {
+                return Err(AbiError::unimplemented(format!(
+                    "layer {layer} attends to an encoder, which the test kit does not run"
+                )));
+            }
             CacheDesc::Recurrent { .. } | CacheDesc::None => {
                 return Err(AbiError::invalid(format!(
                     "layer {layer} attends, its description says it has no keys"
