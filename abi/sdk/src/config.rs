@@ -12,11 +12,20 @@ use crate::{Error, Result};
 /// Largest count that a configuration may give: beyond it the file is damaged or hostile.
 pub const MAX_COUNT: usize = 1 << 24;
 
-/// A JSON object with its path, for messages.
+/// A JSON object with its place in the whole, for messages.
 #[derive(Debug, Clone, Copy)]
 pub struct Config<'a> {
     map: &'a Map<String, Value>,
-    path: &'a str,
+    /// The root has none.
+    parent: Option<Parent<'a>>,
+}
+
+/// The object that another is in: under which key, and where in the list under it.
+#[derive(Debug, Clone, Copy)]
+struct Parent<'a> {
+    object: &'a Config<'a>,
+    key: &'a str,
+    index: Option<usize>,
 }
 
 fn shorten(value: &Value) -> String {
@@ -36,7 +45,7 @@ impl<'a> Config<'a> {
     /// The root of a configuration.
     pub fn root(value: &'a Value) -> Result<Self> {
         match value {
-            Value::Object(map) => Ok(Self { map, path: "" }),
+            Value::Object(map) => Ok(Self { map, parent: None }),
             other => Err(Error::Config {
                 key: "(root)".to_owned(),
                 found: shorten(other),
@@ -45,35 +54,55 @@ impl<'a> Config<'a> {
         }
     }
 
-    fn name(&self, key: &str) -> String {
-        if self.path.is_empty() {
-            key.to_owned()
-        } else {
-            format!("{}.{key}", self.path)
+    /// Path of a key of this object from the root.
+    pub fn name(&self, key: &str) -> String {
+        match self.parent {
+            None => key.to_owned(),
+            Some(Parent {
+                object,
+                key: own,
+                index,
+            }) => {
+                let index = index.map_or_else(String::new, |index| format!("[{index}]"));
+                format!("{}{index}.{key}", object.name(own))
+            }
         }
+    }
+
+    fn found(&self, key: &str) -> String {
+        self.map
+            .get(key)
+            .map_or_else(|| "missing".to_owned(), shorten)
     }
 
     /// Error about a key of this object.
     pub fn error(&self, key: &str, expected: impl Into<String>) -> Error {
-        let found = self
-            .map
-            .get(key)
-            .map_or_else(|| "missing".to_owned(), shorten);
         Error::Config {
             key: self.name(key),
-            found,
+            found: self.found(key),
             expected: expected.into(),
         }
     }
 
     /// Error about a variant that is recognised and not implemented.
     pub fn unsupported(&self, key: &str, supported: impl Into<String>) -> Error {
-        let found = self
-            .map
-            .get(key)
-            .map_or_else(|| "missing".to_owned(), shorten);
         Error::Unsupported {
-            what: format!("{} = {found}", self.name(key)),
+            what: format!("{} = {}", self.name(key), self.found(key)),
+            supported: supported.into(),
+        }
+    }
+
+    /// As [`Config::unsupported`], about one entry of the list under `key`.
+    pub fn unsupported_entry(
+        &self,
+        key: &str,
+        index: usize,
+        supported: impl Into<String>,
+    ) -> Error {
+        let entry = self.map.get(key).and_then(|list| list.get(index));
+        let found = entry.map_or_else(|| "missing".to_owned(), shorten);
+        Error::Unsupported {
+            what: format!("{}[{index}] = {found}", self.name(key)),
             supported: supported.into(),
         }
     }
@@ -187,8 +216,54 @@ impl<'a> Config<'a> {
     pub fn section<'s>(&'s self, key: &'s str) -> Result<Option<Config<'s>>> {
         match self.get(key) {
             None => Ok(None),
-            Some(Value::Object(map)) => Ok(Some(Config { map, path: key })),
+            Some(Value::Object(map)) => Ok(Some(Config {
+                map,
+                parent: Some(Parent {
+                    object: self,
+                    key,
+                    index: None,
+                }),
+            })),
             Some(_) => Err(self.error(key, "an object")),
+        }
+    }
+
+    /// Optional list of objects.
+    pub fn sections<'s>(&'s self, key: &'s str) -> Result<Option<Vec<Config<'s>>>> {
+        let Some(value) = self.get(key) else {
+            return Ok(None);
+        };
+        let item = |(index, value): (usize, &'s Value)| {
+            let parent = Some(Parent {
+                object: self,
+                key,
+                index: Some(index),
+            });
+            value.as_object().map(|map| Config { map, parent })
+        };
+        let list = value
+            .as_array()
+            .and_then(|list| list.iter().enumerate().map(item).collect());
+        list.map(Some)
+            .ok_or_else(|| self.error(key, "a list of objects"))
+    }
+
+    /// The decoder's settings of a model with more parts, which are an object under `key`. Where it says
+    /// of what type the decoder is, that must be one of `model_types`.
+    pub fn text_section<'s>(
+        &'s self,
+        key: &'s str,
+        model_types: &[&str],
+    ) -> Result<Option<Config<'s>>> {
+        let Some(text) = self.section(key)? else {
+            return Ok(None);
+        };
+        match text.opt_str("model_type")? {
+            Some(kind) if !model_types.contains(&kind) => {
+                let known = format!("the known decoder is {}", model_types.join(" or "));
+                Err(text.unsupported("model_type", known))
+            }
+            _ => Ok(Some(text)),
         }
     }
 
@@ -293,6 +368,68 @@ mod tests {
             "config key \"s.t\" is []: expected a string"
         );
         assert!(message(config.divides(("kv", 3), ("heads", 8))).contains("a multiple of kv (3)"));
+    }
+
+    #[test]
+    fn errors_have_the_whole_path() {
+        let value = json!({"a": {"b": {"c": {"n": -1, "list": ["x", "y"], "of": [{}, {"k": 0}]}}}});
+        let root = Config::root(&value).unwrap();
+        let a = root.section("a").unwrap().unwrap();
+        let b = a.section("b").unwrap().unwrap();
+        let c = b.section("c").unwrap().unwrap();
+        let said = [
+            message(c.uint("n")),
+            message(c.uint("missing")),
+            c.unsupported("n", "known is 1").to_string(),
+            c.unsupported_entry("list", 1, "known is x").to_string(),
+            message(c.divides(("kv", 3), ("heads", 8))),
+            message(b.section("c").and(c.section("list"))),
+            message(c.sections("of").unwrap().unwrap()[1].uint("k")),
+            message(c.sections("list")),
+        ];
+        let places = [
+            "a.b.c.n",
+            "a.b.c.missing",
+            "a.b.c.n",
+            "a.b.c.list[1]",
+            "a.b.c.kv",
+            "a.b.c.list",
+            "a.b.c.of[1].k",
+            "a.b.c.list",
+        ];
+        for (said, place) in said.iter().zip(places) {
+            assert!(said.contains(place), "{said}");
+        }
+    }
+
+    #[test]
+    fn a_decoder_of_another_type_is_refused_by_name() {
+        let value = json!({"text_config": {"model_type": "wavy_text"}});
+        let config = Config::root(&value).unwrap();
+        assert_eq!(
+            message(config.text_section("text_config", &["flat_text", "flat"])),
+            "text_config.model_type = \"wavy_text\" is not supported by this plugin: the known decoder is flat_text or flat"
+        );
+        assert!(
+            config
+                .text_section("text_config", &["wavy_text"])
+                .unwrap()
+                .is_some()
+        );
+        let untyped = json!({"text_config": {}});
+        let untyped = Config::root(&untyped).unwrap();
+        assert!(
+            untyped
+                .text_section("text_config", &["flat"])
+                .unwrap()
+                .is_some()
+        );
+        assert!(
+            untyped
+                .text_section("decoder", &["flat"])
+                .unwrap()
+                .is_none()
+        );
     }
 
     #[test]

@@ -7,6 +7,9 @@ use std::collections::BTreeMap;
 
 use crate::{Error, Result};
 
+/// Factors by which positions may be stretched.
+const ROPE_FACTOR: core::ops::RangeInclusive<f64> = 1e-3..=1e6;
+
 /// What the host tells of a GGUF file: metadata (long arrays left out) and tensors.
 #[derive(Debug, Clone, Deserialize)]
 pub struct GgufSummary {
@@ -140,6 +143,49 @@ impl GgufSummary {
         }
     }
 
+    /// How positions are stretched, as `rope_scaling` of a configuration: type, factor, and those of
+    /// `numbers` (key of the file, key of the configuration) that are there. As llama.cpp reads them, a
+    /// factor without a type is linear, and `none` is none whatever else the file says.
+    pub fn rope_scaling(&self, numbers: &[(&str, &str)]) -> Result<Option<Map<String, Value>>> {
+        let kind = self.opt_text("rope.scaling.type")?;
+        if kind == Some("none") {
+            return Ok(None);
+        }
+        // The second is the name in early files.
+        let mut factor = None;
+        for key in ["rope.scaling.factor", "rope.scale_linear"] {
+            let Some(number) = self.opt_number(key)? else {
+                continue;
+            };
+            let is_factor = |factor: &f64| ROPE_FACTOR.contains(factor);
+            let Some(value) = number.as_f64().filter(is_factor) else {
+                let (least, most) = (ROPE_FACTOR.start(), ROPE_FACTOR.end());
+                return Err(Error::Config {
+                    key: format!("{}.{key}", self.architecture()?),
+                    found: number.to_string(),
+                    expected: format!("a number from {least} to {most} in the GGUF metadata"),
+                });
+            };
+            factor = factor.or(Some((value, number)));
+        }
+        let kind = match (kind, factor) {
+            (Some(kind), _) => kind,
+            (None, None | Some((1.0, _))) => return Ok(None),
+            (None, Some(_)) => "linear",
+        };
+        let mut scaling = Map::new();
+        scaling.insert("rope_type".to_owned(), kind.into());
+        if let Some((_, number)) = factor {
+            scaling.insert("factor".to_owned(), number.clone());
+        }
+        for (from, to) in numbers {
+            if let Some(value) = self.opt_number(from)? {
+                scaling.insert((*to).to_owned(), value.clone());
+            }
+        }
+        Ok(Some(scaling))
+    }
+
     /// Whether the file has a tensor.
     pub fn has(&self, name: &str) -> bool {
         self.tensors.contains_key(name)
@@ -193,5 +239,39 @@ mod tests {
             Some(&json!(8))
         );
         assert_eq!(summary.opt_number("expert_count").unwrap(), None);
+    }
+    #[test]
+    fn scaling_of_positions_is_read_as_llama_cpp_reads_it() {
+        let read = |metadata: Value| {
+            let mut all = json!({"general.architecture": "llama", "tensors": {}});
+            all.as_object_mut()
+                .unwrap()
+                .extend(metadata.as_object().unwrap().clone());
+            let summary: GgufSummary = serde_json::from_value(all).unwrap();
+            let scaling = summary.rope_scaling(&[("rope.scaling.yarn_beta_fast", "beta_fast")]);
+            match scaling {
+                Ok(scaling) => Ok(scaling.map(Value::Object)),
+                Err(error) => Err(error.to_string()),
+            }
+        };
+        assert_eq!(read(json!({})), Ok(None));
+        assert_eq!(read(json!({"llama.rope.scaling.factor": 1.0})), Ok(None));
+        let none = json!({"llama.rope.scaling.type": "none", "llama.rope.scaling.factor": 4.0});
+        assert_eq!(read(none), Ok(None));
+        for key in ["llama.rope.scaling.factor", "llama.rope.scale_linear"] {
+            let linear = json!({"rope_type": "linear", "factor": 4.0});
+            assert_eq!(read(json!({key: 4.0})), Ok(Some(linear)));
+            for bad in [0.0, -2.0, 1e9] {
+                let error = read(json!({key: bad})).unwrap_err();
+                let said = [key, &Value::from(bad).to_string(), "from 0.001 to 1000000"];
+                assert!(said.iter().all(|part| error.contains(part)), "{error}");
+            }
+        }
+        let yarn = read(json!({
+            "llama.rope.scaling.type": "yarn", "llama.rope.scaling.factor": 4.0,
+            "llama.rope.scaling.yarn_beta_fast": 16.0,
+        }));
+        let expected = json!({"rope_type": "yarn", "factor": 4.0, "beta_fast": 16.0});
+        assert_eq!(yarn, Ok(Some(expected)));
     }
 }

@@ -45,11 +45,7 @@ fn read(config: &Config<'_>) -> Result<Settings> {
         );
         return Err(config.error("num_attention_heads", expected));
     }
-    let rope = RopeConfig::read(config, head_dim, None)?;
-    if rope.dims != head_dim {
-        let supported = "this line of models rotates all features of a head";
-        return Err(config.unsupported("partial_rotary_factor", supported));
-    }
+    let rope = RopeConfig::read_whole(config, head_dim)?;
     let moe = MoeConfig::read(config, &decoder, 0, |n_experts, top_k| {
         only(config, "scoring_func", "softmax")?;
         Ok(RouterConfig {

@@ -30,8 +30,7 @@ const EXPERT_NUMBERS: [(&str, &str); 4] = [
     ("expert_feed_forward_length", "moe_intermediate_size"),
 ];
 
-const SCALING_NUMBERS: [(&str, &str); 4] = [
-    ("rope.scaling.factor", "factor"),
+const SCALING_NUMBERS: [(&str, &str); 3] = [
     (
         "rope.scaling.original_context_length",
         "original_max_position_embeddings",
@@ -287,19 +286,13 @@ fn read_routing(
     Ok(())
 }
 
-fn scaling_kind(summary: &GgufSummary) -> Result<Option<&str>> {
-    Ok(summary
-        .opt_text("rope.scaling.type")?
-        .filter(|kind| *kind != "none"))
-}
-
 fn refuse_scaling(summary: &GgufSummary) -> Result<()> {
-    match scaling_kind(summary)? {
+    match summary.rope_scaling(&[])? {
         None => Ok(()),
-        Some(kind) => Err(unsupported(
+        Some(scaling) => Err(unsupported(
             summary,
             "rope.scaling.type",
-            &kind.into(),
+            scaling.get("rope_type").unwrap_or(&Value::Null),
             "files of this architecture have no scaled positions",
         )?),
     }
@@ -308,17 +301,13 @@ fn refuse_scaling(summary: &GgufSummary) -> Result<()> {
 /// Yarn. Cosines and sines carry no factor in llama.cpp's graph of this architecture; the scores do,
 /// by `yarn_log_multiplier`, a tenth of the published `mscale_all_dim`.
 fn read_scaling(summary: &GgufSummary, adapter: &mut GgufAdapter) -> Result<()> {
-    let Some(kind) = scaling_kind(summary)? else {
+    let Some(mut scaling) = summary.rope_scaling(&SCALING_NUMBERS)? else {
         return Ok(());
     };
+    let kind = scaling.get("rope_type").cloned().unwrap_or_default();
     if kind != "yarn" {
         let supported = "files of this architecture are scaled by yarn or not at all";
-        return Err(unsupported(
-            summary,
-            "rope.scaling.type",
-            &kind.into(),
-            supported,
-        )?);
+        return Err(unsupported(summary, "rope.scaling.type", &kind, supported)?);
     }
     for key in ["rope.scaling.attn_factor", "rope.scaling.yarn_attn_factor"] {
         if let Some(factor) = summary.opt_number(key)?.filter(|f| f.as_f64() != Some(1.0)) {
@@ -326,14 +315,7 @@ fn read_scaling(summary: &GgufSummary, adapter: &mut GgufAdapter) -> Result<()> 
             return Err(unsupported(summary, key, factor, supported)?);
         }
     }
-    let mut scaling = serde_json::Map::new();
-    scaling.insert("rope_type".to_owned(), kind.into());
     scaling.insert("attention_factor".to_owned(), 1.0.into());
-    for (from, to) in SCALING_NUMBERS {
-        if let Some(value) = summary.opt_number(from)? {
-            scaling.insert(to.to_owned(), value.clone());
-        }
-    }
     let multiplier = summary.opt_number("rope.scaling.yarn_log_multiplier")?;
     if let Some(multiplier) = multiplier.and_then(Value::as_f64) {
         scaling.insert("mscale_all_dim".to_owned(), (10.0 * multiplier).into());

@@ -52,11 +52,7 @@ impl LatentConfig {
             let expected = format!("the same as num_attention_heads ({heads})");
             return Err(config.error("num_key_value_heads", expected));
         }
-        let rope = RopeConfig::read(config, rotated, None)?;
-        if rope.dims != rotated {
-            let supported = "all of qk_rope_head_dim is rotated";
-            return Err(config.unsupported("partial_rotary_factor", supported));
-        }
+        let rope = RopeConfig::read_whole(config, rotated)?;
         let temperature = temperature(config, &rope)?;
         Ok(Self {
             heads,

@@ -156,7 +156,8 @@ pub(crate) fn text_section<'c>(config: &'c Config<'c>, nested: &str) -> Result<O
     if config.opt_str("model_type")? != Some(nested) {
         return Ok(None);
     }
-    let text = config.section("text_config")?;
+    let model_types = [&*format!("{nested}_text"), nested];
+    let text = config.text_section("text_config", &model_types)?;
     text.map(Some).ok_or_else(|| {
         config.error(
             "text_config",
@@ -192,17 +193,4 @@ pub(crate) fn check_head(config: &Config<'_>) -> Result<()> {
         )),
         _ => Ok(()),
     }
-}
-
-/// Rotates all features of a head, or an error.
-pub(crate) fn check_whole_head(
-    config: &Config<'_>,
-    rope: &RopeConfig,
-    head_dim: usize,
-) -> Result<()> {
-    if rope.dims == head_dim {
-        return Ok(());
-    }
-    let supported = "this line of models rotates all features of a head";
-    Err(config.unsupported("partial_rotary_factor", supported))
 }

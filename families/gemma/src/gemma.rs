@@ -3,7 +3,7 @@
 use mlxcel_sdk::nn::{Activation, RopeConfig};
 use mlxcel_sdk::prelude::*;
 
-use crate::config::{DecoderConfig, Defaults, Sizes, check_variant, check_whole_head};
+use crate::config::{DecoderConfig, Defaults, Sizes, check_variant};
 use crate::gguf;
 use crate::model::Decoder;
 
@@ -43,8 +43,7 @@ fn read_activation(config: &Config<'_>) -> Result<Activation> {
 fn read(config: &Config<'_>) -> Result<DecoderConfig> {
     check_variant(config)?;
     let sizes = Sizes::read(config, &DEFAULTS)?;
-    let rope = RopeConfig::read(config, sizes.head_dim, None)?;
-    check_whole_head(config, &rope, sizes.head_dim)?;
+    let rope = RopeConfig::read_whole(config, sizes.head_dim)?;
     Ok(DecoderConfig {
         tied: config.bool_or("tie_word_embeddings", true)?,
         activation: read_activation(config)?,

@@ -4,9 +4,7 @@
 use mlxcel_sdk::nn::{Activation, RopeConfig};
 use mlxcel_sdk::prelude::*;
 
-use crate::config::{
-    DecoderConfig, Defaults, Sizes, check_variant, check_whole_head, score_divisor, soft_cap,
-};
+use crate::config::{DecoderConfig, Defaults, Sizes, check_variant, score_divisor, soft_cap};
 use crate::gguf;
 use crate::layers::read_windows;
 use crate::model::Decoder;
@@ -31,8 +29,7 @@ const DEFAULTS: Defaults = Defaults {
 fn read(config: &Config<'_>) -> Result<DecoderConfig> {
     check_variant(config)?;
     let sizes = Sizes::read(config, &DEFAULTS)?;
-    let rope = RopeConfig::read(config, sizes.head_dim, None)?;
-    check_whole_head(config, &rope, sizes.head_dim)?;
+    let rope = RopeConfig::read_whole(config, sizes.head_dim)?;
     Ok(DecoderConfig {
         tied: config.bool_or("tie_word_embeddings", true)?,
         activation: Activation::read(config, "hidden_activation", Activation::GeluTanh)?,

@@ -188,24 +188,11 @@ pub(crate) fn vocabulary(summary: &GgufSummary) -> Result<usize> {
 
 /// Scaling of the full layers' positions; sliding layers have none.
 fn read_scaling(summary: &GgufSummary, adapter: &mut GgufAdapter) -> Result<()> {
-    let kind = match summary.opt_text("rope.scaling.type")? {
-        None | Some("none") => return Ok(()),
-        Some(kind) => kind,
-    };
-    let mut scaling = serde_json::Map::new();
-    scaling.insert("rope_type".to_owned(), kind.into());
-    for (from, to) in [
-        ("rope.scaling.factor", "factor"),
-        (
-            "rope.scaling.original_context_length",
-            "original_max_position_embeddings",
-        ),
-    ] {
-        if let Some(value) = summary.opt_number(from)? {
-            scaling.insert(to.to_owned(), value.clone());
-        }
+    let original = "rope.scaling.original_context_length";
+    let numbers = [(original, "original_max_position_embeddings")];
+    if let Some(scaling) = summary.rope_scaling(&numbers)? {
+        adapter.set("rope_scaling", scaling);
     }
-    adapter.set("rope_scaling", scaling);
     Ok(())
 }
 

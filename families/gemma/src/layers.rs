@@ -3,8 +3,6 @@
 use mlxcel_sdk::nn::RopeConfig;
 use mlxcel_sdk::prelude::*;
 
-use crate::config::check_whole_head;
-
 pub(crate) const SLIDING: &str = "sliding_attention";
 pub(crate) const FULL: &str = "full_attention";
 
@@ -20,13 +18,14 @@ pub(crate) fn read_windows(
         None => (1..=n_layers).map(|n| !n.is_multiple_of(pattern)).collect(),
         Some(types) if types.len() == n_layers => types
             .iter()
-            .map(|&kind| match kind {
+            .enumerate()
+            .map(|(layer, &kind)| match kind {
                 SLIDING => Ok(true),
                 FULL => Ok(false),
-                other => Err(Error::Unsupported {
-                    what: format!("layer_types with {other:?}"),
-                    supported: format!("known types are {SLIDING} and {FULL}"),
-                }),
+                _ => {
+                    let known = format!("known types are {SLIDING} and {FULL}");
+                    Err(config.unsupported_entry("layer_types", layer, known))
+                }
             })
             .collect::<Result<_>>()?,
         Some(types) => {
@@ -112,9 +111,13 @@ pub(crate) fn read_ropes(config: &Config<'_>, head_dim: usize) -> Result<(RopeCo
         }
         None => (config.section("rope_scaling")?, None),
     };
-    let full = RopeConfig::from_settings(config, full.as_ref(), full_base, head_dim)?;
-    let sliding = RopeConfig::from_settings(config, sliding.as_ref(), sliding_base, head_dim)?;
-    check_whole_head(config, &full, head_dim)?;
-    check_whole_head(config, &sliding, head_dim)?;
-    Ok((full, sliding))
+    let read = |settings: Option<&Config<'_>>, base: f64| -> Result<RopeConfig> {
+        let rope = RopeConfig::from_settings(config, settings, base, head_dim)?;
+        rope.check_whole(config, settings, head_dim)?;
+        Ok(rope)
+    };
+    Ok((
+        read(full.as_ref(), full_base)?,
+        read(sliding.as_ref(), sliding_base)?,
+    ))
 }

@@ -4,7 +4,6 @@
 use mlxcel_sdk::nn::{Rope, RopeConfig, RopeScaling};
 use mlxcel_sdk::prelude::*;
 
-use crate::config::check_whole_head;
 use crate::layers::{FULL, SLIDING};
 
 /// A period this much longer than the longest does not move in any context. llama.cpp's converter
@@ -76,7 +75,7 @@ impl Settings {
             return Ok(Self::proportional(base, head_dim, share, factor));
         }
         let rope = RopeConfig::from_settings(config, settings, base, head_dim)?;
-        check_whole_head(config, &rope, head_dim)?;
+        rope.check_whole(config, settings, head_dim)?;
         Ok(Self {
             rope,
             head_dim,

@@ -63,12 +63,7 @@ impl DecoderConfig {
             }
         };
         let n_layers = config.uint_in("num_hidden_layers", 1..=4096)?;
-        let rope = RopeConfig::read(config, head_dim, None)?;
-        if rope.dims != head_dim {
-            // The reference either ignores the factor or fails, so nothing says what is meant.
-            let supported = "this line of models rotates all features of a head";
-            return Err(config.unsupported("partial_rotary_factor", supported));
-        }
+        let rope = RopeConfig::read_whole(config, head_dim)?;
         Ok(Self {
             vocab: config.uint("vocab_size")?,
             hidden,
@@ -167,10 +162,10 @@ fn layer_kinds(config: &Config<'_>, n_layers: usize, has_window: bool) -> Result
                     "an integer, as layer_types has sliding_attention",
                 )),
             },
-            _ => Err(Error::Unsupported {
-                what: format!("layer_types[{layer}] = {kind:?}"),
-                supported: "known types are full_attention and sliding_attention".to_owned(),
-            }),
+            _ => {
+                let known = "known types are full_attention and sliding_attention";
+                Err(config.unsupported_entry("layer_types", layer, known))
+            }
         })
         .collect()
 }

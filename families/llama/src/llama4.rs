@@ -31,6 +31,9 @@ architecture! {
 /// Modules of a checkpoint that only images need.
 const OTHER_PARTS: [&str; 2] = ["vision_model", "multi_modal_projector"];
 
+/// What `text_config` may call itself.
+const MODEL_TYPES: [&str; 2] = ["llama4_text", "llama4"];
+
 #[derive(Debug, Clone, Copy)]
 struct LayerKind {
     rope: bool,
@@ -67,7 +70,7 @@ struct Llama4Config {
 
 impl Llama4Config {
     fn read(config: &Config<'_>) -> Result<Self> {
-        match config.section("text_config")? {
+        match config.text_section("text_config", &MODEL_TYPES)? {
             Some(text) => Self::read_text(&text),
             None if config.opt_str("model_type")? == Some("llama4") => {
                 Err(config.error("text_config", "an object with the decoder's settings"))
@@ -87,11 +90,7 @@ impl Llama4Config {
             ("num_attention_heads", heads),
         )?;
         let head_dim = config.opt_uint("head_dim", 2..=4096)?.unwrap_or(128);
-        let rope = RopeConfig::read(config, head_dim, None)?;
-        if rope.dims != head_dim {
-            let supported = "this line of models rotates all features of a head";
-            return Err(config.unsupported("partial_rotary_factor", supported));
-        }
+        let rope = RopeConfig::read_whole(config, head_dim)?;
         let chunk = config.opt_uint("attention_chunk_size", 1..=1 << 30)?;
         let n_layers = config.uint_in("num_hidden_layers", 1..=4096)?;
         let layers = layer_kinds(config, n_layers, chunk.is_some())?;
@@ -207,11 +206,10 @@ fn layer_kinds(config: &Config<'_>, n_layers: usize, has_chunk: bool) -> Result<
                         "attention_chunk_size",
                         "an integer, as layer_types has chunked_attention",
                     )),
-                    _ => Err(Error::Unsupported {
-                        what: format!("layer_types[{layer}] = {kind:?}"),
-                        supported: "known types are full_attention and chunked_attention"
-                            .to_owned(),
-                    }),
+                    _ => {
+                        let known = "known types are full_attention and chunked_attention";
+                        Err(config.unsupported_entry("layer_types", layer, known))
+                    }
                 })
                 .collect::<Result<_>>()?
         }

@@ -7,7 +7,7 @@ use mlxcel_sdk::nn::{
     GatedMlp, Linear, Mixer, RmsNorm, RopeConfig,
 };
 use mlxcel_sdk::prelude::*;
-use serde_json::{Map, Value};
+use serde_json::Value;
 
 use crate::gguf;
 use crate::model::{Places, load_rope_of};
@@ -50,38 +50,24 @@ struct NasConfig {
     blocks: Vec<(Half, Half)>,
 }
 
-/// Options of a half that sparsify it at run time; they change what is computed.
-const OTHER_OPTIONS: [&str; 5] = [
-    "sparsify",
-    "window_length",
-    "num_sink_tokens",
-    "use_prefill_window_in_sink_attention",
-    "unshifted_sink",
-];
-
 impl NasConfig {
     fn read(config: &Config<'_>) -> Result<Self> {
         let hidden = config.uint("hidden_size")?;
         let heads = config.uint_in("num_attention_heads", 1..=4096)?;
         config.divides(("num_attention_heads", heads), ("hidden_size", hidden))?;
         let head_dim = hidden / heads;
-        let rope = RopeConfig::read(config, head_dim, None)?;
-        if rope.dims != head_dim {
-            let supported = "this line of models rotates all features of a head";
-            return Err(config.unsupported("partial_rotary_factor", supported));
-        }
+        let rope = RopeConfig::read_whole(config, head_dim)?;
         let n_layers = config.uint_in("num_hidden_layers", 1..=4096)?;
-        let blocks = match config.get("block_configs") {
-            Some(Value::Array(list)) if list.len() == n_layers => list,
-            _ => {
-                let expected = format!("a list with one object for each of {n_layers} layers");
-                return Err(short_error(config, "block_configs", expected));
-            }
-        };
+        let blocks = config.sections("block_configs")?.unwrap_or_default();
+        if blocks.len() != n_layers {
+            let found = blocks.len();
+            let expected = format!("one object for each of {n_layers} layers, not {found}");
+            return Err(config.error("block_configs", expected));
+        }
+        let act = config.opt_str("hidden_act")?.unwrap_or("silu");
         let blocks = blocks
             .iter()
-            .enumerate()
-            .map(|(index, block)| read_block(index, block, heads, hidden))
+            .map(|block| read_block(block, heads, hidden, act))
             .collect::<Result<Vec<_>>>()?;
         Ok(Self {
             vocab: config.uint("vocab_size")?,
@@ -111,107 +97,66 @@ impl NasConfig {
     }
 }
 
-/// An error about a list, which says its length and not its content.
-fn short_error(config: &Config<'_>, key: &str, expected: String) -> Error {
-    match config.get(key) {
-        Some(Value::Array(list)) => Error::Config {
-            key: key.to_owned(),
-            found: format!("a list of {}", list.len()),
-            expected,
-        },
-        _ => config.error(key, expected),
+/// Refuses what is neither `known` nor switched off: windows, sinks, experts, parallel branches and
+/// whatever else is put into a block changes what it computes.
+fn only(object: &Config<'_>, known: &[&str]) -> Result<()> {
+    let is_off = |value: &Value| value == &Value::Bool(false);
+    match object
+        .entries()
+        .find(|(key, value)| !known.contains(key) && !is_off(value))
+    {
+        None => Ok(()),
+        Some((key, _)) => {
+            let known = known.join(", ");
+            let supported = format!("known are {known}; anything else must be null or false");
+            Err(object.unsupported(key, supported))
+        }
     }
 }
 
-/// A value inside `block_configs`, with its place.
-struct Part<'a> {
-    map: &'a Map<String, Value>,
-    path: String,
+/// One half of a block, of which `count` reads the size.
+fn read_half(
+    half: &Config<'_>,
+    known: &[&str],
+    count: impl FnOnce(&Config<'_>) -> Result<usize>,
+) -> Result<Half> {
+    if half.bool_or("no_op", false)? {
+        return Ok(Half::Absent);
+    }
+    if half.bool_or("replace_with_linear", false)? {
+        return Ok(Half::Linear);
+    }
+    only(half, known)?;
+    count(half).map(Half::Full)
 }
 
-impl Part<'_> {
-    fn error(&self, key: &str, expected: impl Into<String>) -> Error {
-        Error::Config {
-            key: format!("{}.{key}", self.path),
-            found: self
-                .map
-                .get(key)
-                .map_or_else(|| "missing".to_owned(), Value::to_string),
-            expected: expected.into(),
-        }
-    }
-
-    fn flag(&self, key: &str) -> Result<bool> {
-        match self.map.get(key) {
-            None | Some(Value::Null) => Ok(false),
-            Some(Value::Bool(flag)) => Ok(*flag),
-            Some(_) => Err(self.error(key, "true or false")),
-        }
-    }
-
-    /// The half, of which `count` reads the size.
-    fn half(&self, count: impl FnOnce(&Self) -> Result<usize>) -> Result<Half> {
-        if self.flag("no_op")? {
-            return Ok(Half::Absent);
-        }
-        if self.flag("replace_with_linear")? {
-            return Ok(Half::Linear);
-        }
-        for key in OTHER_OPTIONS {
-            match self.map.get(key) {
-                None | Some(Value::Null | Value::Bool(false)) => {}
-                Some(value) => {
-                    return Err(Error::Unsupported {
-                        what: format!("{}.{key} = {value}", self.path),
-                        supported: "halves of a block see the whole context and all features"
-                            .to_owned(),
-                    });
-                }
-            }
-        }
-        count(self).map(Half::Full)
-    }
-}
-
-fn read_block(index: usize, block: &Value, heads: usize, hidden: usize) -> Result<(Half, Half)> {
-    let part = |key: &str| -> Result<Part<'_>> {
-        let path = format!("block_configs[{index}].{key}");
-        match block.get(key) {
-            Some(Value::Object(map)) => Ok(Part { map, path }),
-            found => Err(Error::Config {
-                key: path,
-                found: found.map_or_else(|| "missing".to_owned(), Value::to_string),
-                expected: "an object".to_owned(),
-            }),
-        }
+fn read_block(block: &Config<'_>, heads: usize, hidden: usize, act: &str) -> Result<(Half, Half)> {
+    only(block, &["attention", "ffn"])?;
+    let part = |key: &'static str| {
+        block
+            .section(key)?
+            .ok_or_else(|| block.error(key, "an object"))
     };
-    let attention = part("attention")?.half(|part| {
-        let group = part.map.get("n_heads_in_group").and_then(Value::as_u64);
-        let group = group.and_then(|group| usize::try_from(group).ok());
-        match group {
-            Some(group) if group > 0 && heads.is_multiple_of(group) => Ok(heads / group),
-            _ => Err(part.error(
-                "n_heads_in_group",
-                format!("an integer that divides num_attention_heads ({heads})"),
-            )),
+    let attention = read_half(&part("attention")?, &["n_heads_in_group"], |half| {
+        let key = "n_heads_in_group";
+        let expected = format!("an integer that divides num_attention_heads ({heads})");
+        match half.opt_uint(key, 0..=mlxcel_sdk::config::MAX_COUNT) {
+            Ok(Some(group)) if group > 0 && heads.is_multiple_of(group) => Ok(heads / group),
+            _ => Err(half.error(key, expected)),
         }
     })?;
-    let feed_forward = part("ffn")?.half(|part| {
-        if part
-            .map
-            .get("intermediate_size")
-            .is_some_and(|v| !v.is_null())
-        {
-            let width = part.map.get("intermediate_size").and_then(Value::as_u64);
-            let width = width.and_then(|width| usize::try_from(width).ok());
-            return width
-                .filter(|width| (1..=mlxcel_sdk::config::MAX_COUNT).contains(width))
-                .ok_or_else(|| part.error("intermediate_size", "an integer from 1 to 16777216"));
+    let known = ["intermediate_size", "ffn_mult", "gated", "hidden_act"];
+    let feed_forward = read_half(&part("ffn")?, &known, |half| {
+        if !half.bool_or("gated", true)? {
+            return Err(half.unsupported("gated", "feed-forward blocks here have a gate"));
         }
-        let multiple = part.map.get("ffn_mult").and_then(Value::as_f64);
-        match multiple {
-            Some(multiple) if (1e-3..=1e3).contains(&multiple) => Ok(inner_width(multiple, hidden)),
-            _ => Err(part.error("ffn_mult", "a number from 0.001 to 1000")),
+        if half.opt_str("hidden_act")?.is_some_and(|own| own != act) {
+            let supported = format!("all blocks have the model's hidden_act, {act}");
+            return Err(half.unsupported("hidden_act", supported));
+        }
+        match half.opt_uint("intermediate_size", 1..=mlxcel_sdk::config::MAX_COUNT)? {
+            Some(width) => Ok(width),
+            None => Ok(inner_width(half.float_in("ffn_mult", 1e-3..=1e3)?, hidden)),
         }
     })?;
     Ok((attention, feed_forward))

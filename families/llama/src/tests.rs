@@ -128,6 +128,46 @@ fn what_is_not_implemented_or_wrong_is_named() {
         ("llama4", json!({"attn_temperature_tuning": "on"})),
         ("llama4", json!({"floor_scale": 0})),
         ("nemotron-nas", json!({"block_configs": [1]})),
+        ("nemotron-nas", json!({"block_configs": [{}]})),
+        (
+            "nemotron-nas",
+            blocks(
+                json!({"attention": {"no_op": true}, "ffn": whole(), "parallel_blocks": [{"no_op": false}]}),
+            ),
+        ),
+        (
+            "nemotron-nas",
+            blocks(block(
+                json!({"no_op": true}),
+                json!({"ffn_mult": 2.5, "moe": {"num_local_experts": 4}}),
+            )),
+        ),
+        (
+            "nemotron-nas",
+            blocks(block(
+                json!({"no_op": true}),
+                json!({"ffn_mult": 2.5, "gated": false}),
+            )),
+        ),
+        (
+            "nemotron-nas",
+            blocks(block(
+                json!({"no_op": true}),
+                json!({"ffn_mult": 2.5, "hidden_act": "relu"}),
+            )),
+        ),
+        (
+            "llama4",
+            json!({"model_type": "llama4", "text_config": with(&base("wavy"), &json!({}))}),
+        ),
+        (
+            "mistral3",
+            json!({"text_config": with(&base("mistral"), &json!({"layer_types": ["wavy", "wavy", "wavy", "wavy"]}))}),
+        ),
+        (
+            "mistral3",
+            json!({"text_config": with(&base("mistral"), &json!({"rope_parameters": {"partial_rotary_factor": 0.5}}))}),
+        ),
         ("nemotron-nas", blocks(json!({"ffn": whole()}))),
         (
             "nemotron-nas",
@@ -185,11 +225,19 @@ fn what_is_not_implemented_or_wrong_is_named() {
     llama4: layer_types[3] = "sliding_attention" is not supported by this plugin: known types are full_attention and chunked_attention
     llama4: config key "attn_temperature_tuning" is "on": expected true or false
     llama4: config key "floor_scale" is 0: expected a number from 1 to 1000000000
-    nemotron-nas: config key "block_configs" is a list of 1: expected a list with one object for each of 4 layers
+    nemotron-nas: config key "block_configs" is [1]: expected a list of objects
+    nemotron-nas: config key "block_configs" is [{}]: expected one object for each of 4 layers, not 1
+    nemotron-nas: block_configs[0].parallel_blocks = [{"no_op":false}] is not supported by this plugin: known are attention, ffn; anything else must be null or false
+    nemotron-nas: block_configs[0].ffn.moe = {"num_local_experts":4} is not supported by this plugin: known are intermediate_size, ffn_mult, gated, hidden_act; anything else must be null or false
+    nemotron-nas: block_configs[0].ffn.gated = false is not supported by this plugin: feed-forward blocks here have a gate
+    nemotron-nas: block_configs[0].ffn.hidden_act = "relu" is not supported by this plugin: all blocks have the model's hidden_act, silu
+    llama4: text_config.model_type = "wavy" is not supported by this plugin: the known decoder is llama4_text or llama4
+    mistral3: text_config.layer_types[0] = "wavy" is not supported by this plugin: known types are full_attention and sliding_attention
+    mistral3: text_config.rope_parameters.partial_rotary_factor = 0.5 is not supported by this plugin: this line of models rotates all features of a head
     nemotron-nas: config key "block_configs[0].attention" is missing: expected an object
     nemotron-nas: config key "block_configs[0].attention.n_heads_in_group" is 3: expected an integer that divides num_attention_heads (4)
     nemotron-nas: config key "block_configs[0].attention.n_heads_in_group" is null: expected an integer that divides num_attention_heads (4)
-    nemotron-nas: block_configs[0].attention.window_length = 8 is not supported by this plugin: halves of a block see the whole context and all features
+    nemotron-nas: block_configs[0].attention.window_length = 8 is not supported by this plugin: known are n_heads_in_group; anything else must be null or false
     nemotron-nas: config key "block_configs[0].ffn.ffn_mult" is 0: expected a number from 0.001 to 1000
     nemotron-nas: config key "block_configs[0].attention.no_op" is "yes": expected true or false
     iquestcoder: clip_qkv = 8.0 is not supported by this plugin: queries, keys and values are not clipped here

@@ -64,12 +64,7 @@ impl DecoderConfig {
             let expected = format!("an even number, to be rotated in pairs (this is {head_dim})");
             return Err(config.error("head_dim", expected));
         }
-        let rope = RopeConfig::read(config, head_dim, None)?;
-        if rope.dims != head_dim {
-            // The reference either ignores the factor or fails, so nothing says what is meant.
-            let supported = "this line of models rotates all features of a head";
-            return Err(config.unsupported("partial_rotary_factor", supported));
-        }
+        let rope = RopeConfig::read_whole(config, head_dim)?;
         let n_layers = config.uint_in("num_hidden_layers", 1..=4096)?;
         Ok(Self {
             vocab: config.uint("vocab_size")?,

@@ -36,8 +36,7 @@ const NUMBERS: [(&str, &str); 5] = [
     ("attention.layer_norm_rms_epsilon", "rms_norm_eps"),
 ];
 
-const SCALING_NUMBERS: [(&str, &str); 4] = [
-    ("rope.scaling.factor", "factor"),
+const SCALING_NUMBERS: [(&str, &str); 3] = [
     (
         "rope.scaling.original_context_length",
         "original_max_position_embeddings",
@@ -199,9 +198,8 @@ pub(crate) fn rows_of(summary: &GgufSummary, name: &str, axis: usize) -> Result<
 }
 
 pub(crate) fn read_scaling(summary: &GgufSummary, adapter: &mut GgufAdapter) -> Result<()> {
-    let kind = match summary.opt_text("rope.scaling.type")? {
-        None | Some("none") => return Ok(()),
-        Some(kind) => kind,
+    let Some(scaling) = summary.rope_scaling(&SCALING_NUMBERS)? else {
+        return Ok(());
     };
     for key in ["rope.scaling.attn_factor", "rope.scaling.yarn_attn_factor"] {
         // It multiplies a temperature that llama.cpp computes itself, ours would replace it.
@@ -210,13 +208,6 @@ pub(crate) fn read_scaling(summary: &GgufSummary, adapter: &mut GgufAdapter) -> 
                 what: format!("{}.{key} = {factor}", summary.architecture()?),
                 supported: "the attention factor follows from the scaling factor".to_owned(),
             });
-        }
-    }
-    let mut scaling = serde_json::Map::new();
-    scaling.insert("rope_type".to_owned(), kind.into());
-    for (from, to) in SCALING_NUMBERS {
-        if let Some(value) = summary.opt_number(from)? {
-            scaling.insert(to.to_owned(), value.clone());
         }
     }
     adapter.set("rope_scaling", scaling);

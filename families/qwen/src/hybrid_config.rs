@@ -109,17 +109,7 @@ impl HybridConfig {
             ("num_attention_heads", heads),
         )?;
         let head_dim = config.opt_uint("head_dim", 2..=4096)?.unwrap_or(256);
-        let mut rope = RopeConfig::read(config, head_dim, None)?;
-        const PARTIAL: &str = "partial_rotary_factor";
-        let settings = config.section("rope_parameters")?;
-        let inside = settings.is_some_and(|settings| settings.get(PARTIAL).is_some());
-        if !inside && config.get(PARTIAL).is_none() {
-            rope.dims = (head_dim as f64 * DEFAULT_ROTATED) as usize;
-        }
-        if rope.dims < 2 || !rope.dims.is_multiple_of(2) {
-            let expected = format!("an even number of rotated features of {head_dim}");
-            return Err(config.error(PARTIAL, expected));
-        }
+        let rope = RopeConfig::read_share(config, head_dim, DEFAULT_ROTATED)?;
         let n_layers = config.uint_in("num_hidden_layers", 1..=4096)?;
         Ok(Self {
             vocab: config.uint("vocab_size")?,
@@ -192,13 +182,14 @@ fn attending_layers(config: &Config<'_>, n_layers: usize) -> Result<Vec<bool>> {
     }
     types
         .iter()
-        .map(|&kind| match kind {
+        .enumerate()
+        .map(|(layer, &kind)| match kind {
             LINEAR => Ok(false),
             FULL => Ok(true),
-            other => Err(Error::Unsupported {
-                what: format!("layer_types with {other:?}"),
-                supported: format!("known types are {LINEAR} and {FULL}"),
-            }),
+            _ => {
+                let known = format!("known types are {LINEAR} and {FULL}");
+                Err(config.unsupported_entry("layer_types", layer, known))
+            }
         })
         .collect()
 }

@@ -18,13 +18,14 @@ architecture! {
 }
 
 /// Runs `read` on the text model's settings, wherever they are; what it is given besides is whether
-/// embeddings are tied unless those settings say so.
+/// embeddings are tied unless those settings say so. Nested settings call themselves one of `model_types`.
 pub(crate) fn of_text<T>(
     config: &Config<'_>,
+    model_types: [&str; 2],
     read: impl FnOnce(&Config<'_>, bool) -> Result<T>,
 ) -> Result<T> {
     let tied = config.bool_or("tie_word_embeddings", false)?;
-    match config.section("text_config")? {
+    match config.text_section("text_config", &model_types)? {
         Some(text) => read(&text, tied),
         None => read(config, tied),
     }
@@ -49,7 +50,7 @@ pub(crate) fn probe_text_half(config: &Config<'_>) -> Probe {
 }
 
 fn read(config: &Config<'_>) -> Result<(HybridConfig, usize)> {
-    of_text(config, |text, tied| {
+    of_text(config, ["qwen3_5_text", "qwen3_5"], |text, tied| {
         Ok((
             HybridConfig::read(text, tied, Layout::Apart)?,
             text.uint("intermediate_size")?,

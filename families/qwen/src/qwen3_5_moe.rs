@@ -20,7 +20,7 @@ architecture! {
 }
 
 fn read(config: &Config<'_>) -> Result<(HybridConfig, SparseConfig)> {
-    of_text(config, |text, tied| {
+    of_text(config, ["qwen3_5_moe_text", "qwen3_5_moe"], |text, tied| {
         let hybrid = HybridConfig::read(text, tied, Layout::Apart)?;
         // Values of transformers' Qwen3_5MoeTextConfig, whose router always makes the chosen scores sum
         // to 1.

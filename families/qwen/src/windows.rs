@@ -66,15 +66,17 @@ fn of_types(
     }
     types
         .iter()
-        .map(|&kind| match kind {
+        .enumerate()
+        .map(|(layer, &kind)| match kind {
             "full_attention" => Ok(None),
             "sliding_attention" if window.is_some() => Ok(window),
             "sliding_attention" => Err(config.error(
                 "layer_types",
                 "full_attention only, as there is no window (use_sliding_window, sliding_window)",
             )),
-            _ => Err(config.unsupported(
+            _ => Err(config.unsupported_entry(
                 "layer_types",
+                layer,
                 "known types are full_attention and sliding_attention",
             )),
         })

@@ -74,28 +74,35 @@ pub enum RopeScaling {
 
 const FACTOR: core::ops::RangeInclusive<f64> = 1e-3..=1e6;
 const BASE: core::ops::RangeInclusive<f64> = 1.0..=1e12;
+const PARTIAL: &str = "partial_rotary_factor";
+const PARTIAL_RANGE: core::ops::RangeInclusive<f64> = 1e-3..=1.0;
+const KNOWN: &str = "known rope types are default, linear, dynamic, yarn, llama3 and longrope";
 
 impl RopeConfig {
     /// Reads the settings of a model whose heads are `head_dim` wide. `layer_type` picks one of
     /// several settings where the configuration nests them by type of layer.
     pub fn read(config: &Config<'_>, head_dim: usize, layer_type: Option<&str>) -> Result<Self> {
-        let outer = config.section("rope_parameters")?;
-        let nested = match (&outer, layer_type) {
-            (Some(outer), Some(kind)) => outer.section(kind)?,
-            _ => None,
-        };
-        let legacy = config.section("rope_scaling")?;
-        if let (Some(outer), None) = (&outer, &nested) {
-            one_set_of_settings(config, outer, legacy.as_ref(), layer_type)?;
-        }
-        let settings = nested.or(outer).or(legacy);
-        let inside = settings.is_some_and(|s| s.get("rope_theta").is_some());
-        let base = if inside {
-            10_000.0
-        } else {
-            config.float_or("rope_theta", 10_000.0, BASE)?
-        };
-        Self::from_settings(config, settings.as_ref(), base, head_dim)
+        Settings::find(config, layer_type, |place| {
+            Self::at(config, place, 10_000.0, head_dim, 1.0)
+        })
+    }
+
+    /// As [`RopeConfig::read`] of a model that rotates all features of a head: a smaller share is refused
+    /// where it stands.
+    pub fn read_whole(config: &Config<'_>, head_dim: usize) -> Result<Self> {
+        Settings::find(config, None, |place| {
+            let rope = Self::at(config, place, 10_000.0, head_dim, 1.0)?;
+            rope.check_whole(config, place.inner, head_dim)?;
+            Ok(rope)
+        })
+    }
+
+    /// As [`RopeConfig::read`] of a model that rotates the share `share` of a head's features where the
+    /// configuration does not say.
+    pub fn read_share(config: &Config<'_>, head_dim: usize, share: f64) -> Result<Self> {
+        Settings::find(config, None, |place| {
+            Self::at(config, place, 10_000.0, head_dim, share)
+        })
     }
 
     /// Reads one object of settings that the caller has found. `base` is what holds where the object
@@ -106,30 +113,55 @@ impl RopeConfig {
         base: f64,
         head_dim: usize,
     ) -> Result<Self> {
-        let base = match settings {
-            Some(settings) => settings.float_or("rope_theta", base, BASE)?,
-            None => base,
+        let place = Settings {
+            inner: settings,
+            outer_base: false,
         };
-        let partial_range = 1e-3..=1.0;
-        let partial = match settings
-            .map(|s| s.opt_float("partial_rotary_factor", partial_range.clone()))
-            .transpose()?
-            .flatten()
-        {
-            Some(partial) => partial,
-            None => config.float_or("partial_rotary_factor", 1.0, partial_range)?,
+        Self::at(config, &place, base, head_dim, 1.0)
+    }
+
+    /// Refuses a share of rotated features in `settings` or beside them.
+    pub fn check_whole(
+        &self,
+        config: &Config<'_>,
+        settings: Option<&Config<'_>>,
+        head_dim: usize,
+    ) -> Result<()> {
+        if self.dims == head_dim {
+            return Ok(());
+        }
+        // The reference either ignores the factor or fails, so nothing says what is meant.
+        let supported = "this line of models rotates all features of a head";
+        Err(place_of(PARTIAL, config, settings).unsupported(PARTIAL, supported))
+    }
+
+    fn at(
+        config: &Config<'_>,
+        place: &Settings<'_>,
+        base: f64,
+        head_dim: usize,
+        share: f64,
+    ) -> Result<Self> {
+        let settings = place.inner;
+        let base = if place.outer_base {
+            place_of("rope_theta", config, settings).float_or("rope_theta", base, BASE)?
+        } else {
+            match settings {
+                Some(settings) => settings.float_or("rope_theta", base, BASE)?,
+                None => base,
+            }
         };
-        let dims = (head_dim as f64 * partial) as usize;
+        let partial_place = place_of(PARTIAL, config, settings);
+        let given = partial_place.opt_float(PARTIAL, PARTIAL_RANGE)?;
+        let dims = (head_dim as f64 * given.unwrap_or(share)) as usize;
         if dims == 0 || !dims.is_multiple_of(2) {
             let expected = format!(
                 "a value with which an even, non-zero part of a head's {head_dim} features is rotated (this gives {dims})"
             );
-            let key = if partial == 1.0 {
-                "head_dim"
-            } else {
-                "partial_rotary_factor"
-            };
-            return Err(config.error(key, expected));
+            return Err(match given {
+                Some(_) => partial_place.error(PARTIAL, expected),
+                None => config.error("head_dim", expected),
+            });
         }
         let scaling = match settings {
             Some(settings) => read_scaling(config, settings, dims)?,
@@ -141,6 +173,46 @@ impl RopeConfig {
             scaling,
         })
     }
+}
+
+/// The object of settings that holds, if there is one.
+struct Settings<'c> {
+    inner: Option<&'c Config<'c>>,
+    /// Whether a `rope_theta` beside the object holds where it has none.
+    outer_base: bool,
+}
+
+impl Settings<'_> {
+    fn find<T>(
+        config: &Config<'_>,
+        layer_type: Option<&str>,
+        read: impl FnOnce(&Settings<'_>) -> Result<T>,
+    ) -> Result<T> {
+        let outer = config.section("rope_parameters")?;
+        let nested = match (&outer, layer_type) {
+            (Some(outer), Some(kind)) => outer.section(kind)?,
+            _ => None,
+        };
+        let legacy = config.section("rope_scaling")?;
+        if let (Some(outer), None) = (&outer, &nested) {
+            one_set_of_settings(config, outer, legacy.as_ref(), layer_type)?;
+        }
+        read(&Settings {
+            inner: nested.as_ref().or(outer.as_ref()).or(legacy.as_ref()),
+            outer_base: true,
+        })
+    }
+}
+
+/// Where `key` stands: in the settings, which win as in the reference, or beside them.
+fn place_of<'c>(
+    key: &str,
+    config: &'c Config<'c>,
+    settings: Option<&'c Config<'c>>,
+) -> &'c Config<'c> {
+    settings
+        .filter(|settings| settings.get(key).is_some())
+        .unwrap_or(config)
 }
 
 /// Refuses settings that would have to be dropped: those of layer types that nobody asked for, and a
@@ -184,12 +256,27 @@ fn one_set_of_settings(
     Ok(())
 }
 
+/// The type of the settings, by the one name or the other. A factor means nothing without it.
+fn type_of<'c>(settings: &Config<'c>) -> Result<(&'static str, &'c str)> {
+    let same = |kind: &'c str| if kind == "su" { "longrope" } else { kind };
+    let (newer, older) = (settings.opt_str("rope_type")?, settings.opt_str("type")?);
+    match (newer, older) {
+        (Some(newer), Some(older)) if same(newer) != same(older) => {
+            let expected = format!("{newer:?}, as rope_type beside it, or only one of the two");
+            Err(settings.error("type", expected))
+        }
+        (Some(kind), _) => Ok(("rope_type", same(kind))),
+        (None, Some(kind)) => Ok(("type", same(kind))),
+        (None, None) if settings.get("factor").is_some() => {
+            let expected = format!("a rope_type beside it that says what it stretches; {KNOWN}");
+            Err(settings.error("factor", expected))
+        }
+        (None, None) => Ok(("rope_type", "default")),
+    }
+}
+
 fn read_scaling(config: &Config<'_>, settings: &Config<'_>, dims: usize) -> Result<RopeScaling> {
-    let key = settings.spelled(&["rope_type", "type"]);
-    let kind = match key {
-        Some(key) => settings.opt_str(key)?.unwrap_or("default"),
-        None => "default",
-    };
+    let (key, kind) = type_of(settings)?;
     let limit = config.uint_or("max_position_embeddings", 2048)?;
     // Beside the settings it wins over the one inside, as in the reference.
     let original = |fallback: usize| -> Result<f64> {
@@ -200,7 +287,13 @@ fn read_scaling(config: &Config<'_>, settings: &Config<'_>, dims: usize) -> Resu
         Ok(beside.or(inside).unwrap_or(fallback as f64))
     };
     match kind {
-        "default" => Ok(RopeScaling::Plain),
+        "default" => match settings.opt_float("factor", FACTOR)? {
+            None | Some(1.0) => Ok(RopeScaling::Plain),
+            Some(_) => {
+                let expected = format!("1, or another {key} than default; {KNOWN}");
+                Err(settings.error("factor", expected))
+            }
+        },
         "linear" => Ok(RopeScaling::Linear {
             factor: settings.float_in("factor", FACTOR)?,
         }),
@@ -239,11 +332,8 @@ fn read_scaling(config: &Config<'_>, settings: &Config<'_>, dims: usize) -> Resu
             }
             Ok(scaling)
         }
-        "longrope" | "su" => read_longrope(config, settings, dims, limit, original(limit)?),
-        _ => Err(settings.unsupported(
-            key.unwrap_or("rope_type"),
-            "known rope types are default, linear, dynamic, yarn, llama3 and longrope",
-        )),
+        "longrope" => read_longrope(config, settings, dims, limit, original(limit)?),
+        _ => Err(settings.unsupported(key, KNOWN)),
     }
 }
 
@@ -345,6 +435,78 @@ mod tests {
             let error = read(&nested, kind).unwrap_err();
             assert!(error.contains("rope_parameters"), "{error}");
         }
+    }
+
+    #[test]
+    fn settings_that_contradict_themselves_are_refused_where_they_stand() {
+        for (settings, place, said) in [
+            (json!({"factor": 4}), "rope_scaling.factor", "a rope_type"),
+            (json!({"factor": 0}), "rope_scaling.factor", "a rope_type"),
+            (
+                json!({"type": "default", "factor": 4}),
+                "rope_scaling.factor",
+                "1, or another type",
+            ),
+            (
+                json!({"rope_type": "linear", "type": "yarn", "factor": 4}),
+                "rope_scaling.type",
+                "\"linear\", as rope_type",
+            ),
+            (
+                json!({"rope_type": "linear", "factor": -4}),
+                "rope_scaling.factor\" is -4",
+                "a number from 0.001",
+            ),
+            (
+                json!({"rope_type": "yarn", "factor": 0}),
+                "rope_scaling.factor\" is 0",
+                "a number from 0.001",
+            ),
+        ] {
+            let error = read(&json!({"rope_scaling": settings}), None).unwrap_err();
+            assert!(error.contains(place) && error.contains(said), "{error}");
+        }
+        for settings in [
+            json!({"rope_type": "default", "type": "default", "factor": 1.0}),
+            json!({"rope_type": "linear", "type": "linear", "factor": 4.0}),
+            json!({"mrope_section": [1, 1, 0], "rope_theta": 1e4}),
+        ] {
+            assert_eq!(read(&json!({"rope_parameters": settings}), None), Ok(1e4));
+        }
+    }
+
+    #[test]
+    fn a_share_of_the_head_is_read_and_refused_where_it_stands() {
+        let inside = json!({"text_config": {"rope_parameters": {"partial_rotary_factor": 0.5}}});
+        let inside = Config::root(&inside).unwrap();
+        let text = inside.section("text_config").unwrap().unwrap();
+        let whole = RopeConfig::read_whole(&text, 16).unwrap_err().to_string();
+        let place = "text_config.rope_parameters.partial_rotary_factor = 0.5";
+        assert!(whole.starts_with(place), "{whole}");
+        let odd = RopeConfig::read(&text, 6, None).unwrap_err().to_string();
+        assert!(
+            odd.contains("text_config.rope_parameters.partial_rotary_factor\" is 0.5"),
+            "{odd}"
+        );
+        assert_eq!(RopeConfig::read_share(&text, 16, 0.25).unwrap().dims, 8);
+
+        let beside =
+            json!({"partial_rotary_factor": 0.5, "rope_scaling": {"rope_type": "default"}});
+        let beside = Config::root(&beside).unwrap();
+        assert_eq!(RopeConfig::read_share(&beside, 16, 0.25).unwrap().dims, 8);
+        let whole = RopeConfig::read_whole(&beside, 16).unwrap_err().to_string();
+        assert!(whole.starts_with("partial_rotary_factor = 0.5"), "{whole}");
+        let old = json!({"rope_scaling": {"rope_type": "default", "partial_rotary_factor": 0.5}});
+        let old = Config::root(&old).unwrap();
+        assert_eq!(RopeConfig::read_share(&old, 16, 0.25).unwrap().dims, 8);
+
+        let none = json!({});
+        let none = Config::root(&none).unwrap();
+        assert_eq!(RopeConfig::read_share(&none, 16, 0.25).unwrap().dims, 4);
+        let odd = RopeConfig::read_share(&none, 12, 0.25)
+            .unwrap_err()
+            .to_string();
+        assert!(odd.contains("\"head_dim\" is missing"), "{odd}");
     }
 
     #[test]

@@ -31,8 +31,7 @@ const NUMBERS: [(&str, &str); 6] = [
     ("attention.layer_norm_rms_epsilon", "rms_norm_eps"),
 ];
 
-const SCALING_NUMBERS: [(&str, &str); 5] = [
-    ("rope.scaling.factor", "factor"),
+const SCALING_NUMBERS: [(&str, &str); 4] = [
     (
         "rope.scaling.original_context_length",
         "original_max_position_embeddings",
@@ -163,19 +162,9 @@ fn read_config(summary: &GgufSummary, kind: Kind, adapter: &mut GgufAdapter) -> 
 }
 
 fn read_scaling(summary: &GgufSummary, adapter: &mut GgufAdapter) -> Result<()> {
-    let Some(kind) = summary.opt_text("rope.scaling.type")? else {
+    let Some(mut scaling) = summary.rope_scaling(&SCALING_NUMBERS)? else {
         return Ok(());
     };
-    if kind == "none" {
-        return Ok(());
-    }
-    let mut scaling = serde_json::Map::new();
-    scaling.insert("rope_type".to_owned(), kind.into());
-    for (from, to) in SCALING_NUMBERS {
-        if let Some(value) = summary.opt_number(from)? {
-            scaling.insert(to.to_owned(), value.clone());
-        }
-    }
     // With the multiplier the temperature of the softmax is on the scores and cancels out of the
     // embedding: the two `mscale` keys of the original are equal.
     if let Some(multiplier) = summary.opt_number("rope.scaling.yarn_log_multiplier")? {
