@@ -30,6 +30,8 @@ pub enum Healthy {
     Family,
     /// `mock_backend`.
     Backend,
+    /// `encoder_family`.
+    Encoder,
     /// `faulty`, which is healthy until a fault is written into it.
     Faulty,
 }
@@ -40,6 +42,7 @@ impl Healthy {
         match self {
             Self::Family => "libmlxcel_family_mock.so",
             Self::Backend => "libmlxcel_backend_mock.so",
+            Self::Encoder => "libmlxcel_family_encoder.so",
             Self::Faulty => "libmlxcel_family_faulty.so",
         }
     }

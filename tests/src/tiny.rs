@@ -7,6 +7,8 @@
     reason = "support of tests: a failure here is a failed test"
 )]
 
+use std::path::{Path, PathBuf};
+
 use mlxcel::engine::batch::BatchLimits;
 use mlxcel::engine::schedule::Budget;
 use mlxcel::engine::{
@@ -35,16 +37,22 @@ pub fn start(kind: Kind, options: LoadOptions) -> Result<EngineHandle, EngineErr
 }
 
 fn open((family, variant): Kind) -> (OpenedModel, SelectedBackend) {
+    open_path(&folder(family, variant), &[])
+}
+
+/// Opens a checkpoint with the built plugins and further plugin files, for the cpu.
+pub fn open_path(checkpoint: &Path, files: &[PathBuf]) -> (OpenedModel, SelectedBackend) {
     let dir = std::env::var_os("MLXCEL_TEST_PLUGINS_DIR");
     let dir =
         dir.expect("MLXCEL_TEST_PLUGINS_DIR is not set: run the tests with `cargo xtask test`");
     let inputs = SearchInputs {
         dirs: vec![dir.into()],
+        files: files.to_vec(),
         ..SearchInputs::default()
     };
     let catalogue = Catalogue::build(&inputs, HostProfile::CURRENT).unwrap();
     let loader = Loader::default();
-    let opened = open_model(&folder(family, variant), &catalogue, &loader, None).unwrap();
+    let opened = open_model(checkpoint, &catalogue, &loader, None).unwrap();
     let backend = loader
         .select_backend(&catalogue, &BackendChoice::Named("cpu".to_owned()))
         .unwrap();

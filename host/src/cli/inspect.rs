@@ -190,7 +190,8 @@ impl Report<'_> {
         let window = count(|layer| matches!(layer, CacheDesc::Window { .. }));
         let latent = count(|layer| matches!(layer, CacheDesc::Latent { .. }));
         let states = count(|layer| matches!(layer, CacheDesc::Recurrent { .. }));
-        let none = layers.len() - dense - window - latent - states;
+        let cross = count(|layer| matches!(layer, CacheDesc::Cross { .. }));
+        let none = layers.len() - dense - window - latent - states - cross;
         let mut parts = vec![counted(dense, "dense layer")];
         parts.extend(
             (window > 0).then(|| format!("{} (kept in full)", counted(window, "windowed layer"))),
@@ -200,6 +201,7 @@ impl Report<'_> {
             let layers = counted(states, "layer");
             format!("{layers} with states of {} a sequence", bytes_text(bytes))
         }));
+        parts.extend((cross > 0).then(|| format!("{} to an encoder", counted(cross, "layer"))));
         parts.extend((none > 0).then(|| format!("{} without a cache", counted(none, "layer"))));
         parts.join(", ")
     }

@@ -34,6 +34,8 @@ pub struct Active {
     pub cancel: CancelToken,
     /// What is in the pool.
     pub sequence: Sequence,
+    /// Whose cached prefixes it may use, and beside which features.
+    cache_namespace: String,
     reply: Reply,
     sampler: Sampler,
     /// Prompt and answer so far; the sequence trails behind.
@@ -67,6 +69,10 @@ impl Active {
             ..GenerateStats::default()
         };
         let tokens = request.prompt.clone();
+        let cache_namespace = match &request.features {
+            None => request.namespace.clone(),
+            Some(features) => features.namespace(&request.namespace),
+        };
         let arrived = Instant::now();
         Some(Self {
             id: 0,
@@ -74,6 +80,7 @@ impl Active {
             request,
             cancel,
             sequence: Sequence::default(),
+            cache_namespace,
             reply,
             sampler,
             tokens,
@@ -82,6 +89,11 @@ impl Active {
             arrived,
             first_token: None,
         })
+    }
+
+    /// Namespace of what it leaves in the prefix cache and finds there.
+    pub fn cache_namespace(&self) -> &str {
+        &self.cache_namespace
     }
 
     /// All tokens that are known: prompt and answer so far.

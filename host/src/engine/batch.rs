@@ -3,6 +3,7 @@
 use std::time::Instant;
 
 use super::active::Active;
+use super::encoder;
 use super::error::EngineError;
 use super::figures::EngineFigures;
 use super::flight::{Flight, FlightRow};
@@ -10,7 +11,7 @@ use super::pace::Pace;
 use super::pack::{Span, Wants};
 use super::queue::Queue;
 use super::request::FinishReason;
-use super::runner::{PAGE_SIZE, PREFILL_CHUNK, Runner, Spilled};
+use super::runner::{EncodeError, PAGE_SIZE, PREFILL_CHUNK, Runner, Spilled};
 use super::schedule::{Budget, Demand, Need, plan};
 
 /// Bounds of the batch.
@@ -89,6 +90,7 @@ impl Batch {
             pages_in_use,
             pages_total,
             page_tokens: PAGE_SIZE,
+            encoder_pages_in_use: self.runner.cross_pages_in_use(),
             kv_bytes,
             prefix_pages,
             prefix,
@@ -127,7 +129,11 @@ impl Batch {
                 context_tokens,
             })
         } else {
-            self.runner.check_tokens(&active.request.prompt).err()
+            let features = active.request.features.as_ref();
+            let checked = self.runner.check_tokens(&active.request.prompt);
+            checked
+                .and_then(|()| encoder::check(self.runner.desc(), features))
+                .err()
         };
         match problem {
             Some(error) => active.fail(error),
@@ -273,9 +279,9 @@ impl Batch {
                 active.report(progress);
             }
             let Some(outcome) = outcome else { continue };
-            let request = &active.request;
-            if request.shares_prompt && row.progress.is_some() {
-                self.runner.share(&request.namespace, &mut active.sequence);
+            if active.request.shares_prompt && row.progress.is_some() {
+                let namespace = active.cache_namespace().to_owned();
+                self.runner.share(&namespace, &mut active.sequence);
             }
             let is_followed = active.is_followed();
             match active.take(outcome) {
@@ -354,13 +360,38 @@ impl Batch {
             let Some(mut active) = self.waiting.pop() else {
                 break;
             };
-            let sequence = self
-                .runner
-                .begin(&active.request.namespace, active.tokens());
+            let sequence = self.runner.begin(active.cache_namespace(), active.tokens());
             self.counters.started += u64::from(!active.has_begun());
             active.begin_with(sequence);
-            self.running.push(active);
+            if let Some(active) = self.encode(active) {
+                self.running.push(active);
+            }
         }
+    }
+
+    /// Runs the encoder of a request that has one. None when that failed, which the request was told.
+    fn encode(&mut self, mut active: Active) -> Option<Active> {
+        let Some(features) = active.request.features.clone() else {
+            return Some(active);
+        };
+        let error = match self.runner.encode(&mut active.sequence, &features) {
+            Ok(()) => return Some(active),
+            Err(error) => error,
+        };
+        self.runner.forget(&mut active.sequence);
+        match error {
+            EncodeError::Own(error) => {
+                self.counters.failed_steps += 1;
+                self.counters.failed_in_a_row += 1;
+                self.counters.ended += 1;
+                active.fail(error);
+            }
+            EncodeError::Everybody(error) => {
+                self.running.push(active);
+                self.fail_all(error);
+            }
+        }
+        None
     }
 
     /// While pages are short, only one that is more urgent than somebody who runs: it will take their place.
@@ -438,7 +469,7 @@ impl Batch {
         let mut active = self.running.remove(index);
         let sequence = std::mem::take(&mut active.sequence);
         // Its pages stay in the cache as long as there is room, so that little is computed twice.
-        self.runner.end(&active.request.namespace, sequence);
+        self.runner.end(active.cache_namespace(), sequence);
         let rank = active.rank();
         self.waiting.put_back(active, rank);
     }
@@ -453,7 +484,7 @@ impl Batch {
         let mut active = self.running.remove(index);
         if active.is_kept() {
             let sequence = std::mem::take(&mut active.sequence);
-            self.runner.end(&active.request.namespace, sequence);
+            self.runner.end(active.cache_namespace(), sequence);
         } else {
             self.runner.forget(&mut active.sequence);
         }

@@ -6,6 +6,7 @@ use serde::Deserialize;
 
 use mlxcel_abi::types::MAX_DIMS;
 
+use super::cross::CROSS_PAGE_SIZE;
 use super::error::EngineError;
 use super::kv_types::KvType;
 
@@ -48,8 +49,28 @@ pub enum CacheDesc {
         /// The layer's states, in order of their numbers.
         states: Vec<StateDesc>,
     },
+    /// Keys and values of an encoder's output, the same for every position of the sequence.
+    Cross {
+        /// Key and value heads.
+        kv_heads: usize,
+        /// Width of a key.
+        k_dim: usize,
+        /// Width of a value.
+        v_dim: usize,
+    },
     /// No cache, or another layer's.
     None,
+}
+
+/// What the encoder of a model with cross-attention takes and gives.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+pub struct EncoderDesc {
+    /// Width of a row of features.
+    pub width: usize,
+    /// Most rows of one request.
+    pub max_rows: usize,
+    /// Rows that become one position of the cross-attention layers.
+    pub stride: usize,
 }
 
 /// One recurrent state of a sequence.
@@ -102,7 +123,19 @@ impl CacheDesc {
                 v_dim,
                 ..
             } => Some((kv_heads, k_dim, v_dim)),
-            Self::Latent { .. } | Self::Recurrent { .. } | Self::None => None,
+            Self::Latent { .. } | Self::Recurrent { .. } | Self::Cross { .. } | Self::None => None,
+        }
+    }
+
+    /// Heads and widths of keys and values of an encoder's output.
+    pub fn cross(&self) -> Option<(usize, usize, usize)> {
+        match *self {
+            Self::Cross {
+                kv_heads,
+                k_dim,
+                v_dim,
+            } => Some((kv_heads, k_dim, v_dim)),
+            _ => None,
         }
     }
 
@@ -188,6 +221,9 @@ pub struct ModelDesc {
     pub layers: Vec<CacheDesc>,
     /// Elements of intermediate values alive at once, per row of a step.
     pub activation_width: usize,
+    /// The encoder, where there are layers of cross-attention.
+    #[serde(default)]
+    pub encoder: Option<EncoderDesc>,
 }
 
 /// Largest layer count and width that a description may have: beyond them the family is wrong.
@@ -224,12 +260,26 @@ impl ModelDesc {
             CacheDesc::Latent {
                 k_dim, index_dim, ..
             } => [k_dim, index_dim.unwrap_or(1), 1],
-            _ => layer.dims().map_or([1; 3], |(heads, k, v)| [heads, k, v]),
+            _ => layer
+                .dims()
+                .or(layer.cross())
+                .map_or([1; 3], |(heads, k, v)| [heads, k, v]),
+        });
+        let has_cross = desc.layers.iter().any(|layer| layer.cross().is_some());
+        if has_cross != desc.encoder.is_some() {
+            return Err(bad(format!(
+                "layers of cross-attention: {has_cross}, an encoder: {}; one needs the other",
+                desc.encoder.is_some()
+            )));
+        }
+        let encoder = desc.encoder.map_or([1; 3], |encoder| {
+            [encoder.width, encoder.max_rows, encoder.stride]
         });
         // Contexts may be longer than widths, but not by much.
         if let Some(value) = widths
             .into_iter()
             .chain(per_token)
+            .chain(encoder)
             .find(|w| *w == 0 || *w > MAX_WIDTH)
         {
             return Err(bad(format!("a size of {value}, expected 1 to {MAX_WIDTH}")));
@@ -250,8 +300,32 @@ impl ModelDesc {
 
     /// Oldest ABI minor of a backend that has what the caches need. States can be composed.
     pub fn needs_backend_minor(&self) -> u32 {
-        let is_latent = |layer: &CacheDesc| matches!(layer, CacheDesc::Latent { .. });
-        u32::from(self.layers.iter().any(is_latent))
+        let is_newer =
+            |layer: &CacheDesc| matches!(layer, CacheDesc::Latent { .. } | CacheDesc::Cross { .. });
+        u32::from(self.layers.iter().any(is_newer))
+    }
+
+    /// Bytes that one position of an encoder's output takes over all layers of cross-attention.
+    pub fn cross_bytes_per_position(&self, element_bytes: usize) -> usize {
+        let of_layer = |(heads, k, v): (usize, usize, usize)| heads * (k + v) * element_bytes;
+        let layers = self.layers.iter().filter_map(CacheDesc::cross);
+        layers.map(of_layer).fold(0, usize::saturating_add)
+    }
+
+    /// Pages for the longest output of the encoder.
+    pub fn cross_pages_per_sequence(&self) -> usize {
+        self.encoder.map_or(0, |encoder| {
+            encoder
+                .positions(encoder.max_rows)
+                .div_ceil(CROSS_PAGE_SIZE)
+        })
+    }
+
+    /// Bytes of the longest output of the encoder, in pages.
+    pub fn cross_bytes_per_sequence(&self, element_bytes: usize) -> usize {
+        self.cross_bytes_per_position(element_bytes)
+            .saturating_mul(CROSS_PAGE_SIZE)
+            .saturating_mul(self.cross_pages_per_sequence())
     }
 
     /// Bytes of keys and values that one position takes over all layers.
@@ -317,6 +391,10 @@ mod tests {
             (
                 r#"{"kind":"latent","k_dim":99999999,"v_dim":5}"#,
                 "a size of 99999999",
+            ),
+            (
+                r#"{"kind":"cross","kv_heads":1,"k_dim":2,"v_dim":2}"#,
+                "one needs the other",
             ),
             (r#"{"kind":"recurrent","states":[]}"#, "0 states"),
             (

@@ -118,6 +118,34 @@ pub enum EngineError {
         /// Pages that are left.
         available_pages: usize,
     },
+    /// A model with an encoder, and a request without anything for it.
+    #[error("{arch} reads features with its encoder and the request has none")]
+    FeaturesMissing {
+        /// Architecture id.
+        arch: String,
+    },
+    /// Features for a model without an encoder.
+    #[error("{arch} has no encoder, and the request brings features for one")]
+    FeaturesUnexpected {
+        /// Architecture id.
+        arch: String,
+    },
+    /// Features of another shape than the encoder reads.
+    #[error(
+        "the encoder of {arch} reads up to {most_rows} rows of {wanted_width} values, the request has {rows} of {width}"
+    )]
+    FeaturesDoNotFit {
+        /// Architecture id.
+        arch: String,
+        /// Rows of the request.
+        rows: usize,
+        /// Values in them.
+        width: usize,
+        /// Most rows.
+        most_rows: usize,
+        /// Values that a row has to have.
+        wanted_width: usize,
+    },
     /// An empty prompt.
     #[error("the prompt is empty: at least one token is needed")]
     EmptyPrompt,

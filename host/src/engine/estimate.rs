@@ -37,7 +37,7 @@ pub struct MemoryEstimate {
     pub weights_bytes: u64,
     /// Keys and values of one position, over all layers.
     pub kv_bytes_per_token: u64,
-    /// Keys and values of all positions of all sequences, and their states.
+    /// Keys and values of all positions of all sequences, their states, and what their encoders give.
     pub kv_bytes_total: u64,
     /// Recurrent states of all sequences, two of each: one that a step reads and one that it writes.
     pub state_bytes: u64,
@@ -49,6 +49,14 @@ pub struct MemoryEstimate {
     pub total_bytes: u64,
 }
 
+/// An encoder's output is not quantised.
+fn cross_element_bytes(inputs: &EstimateInputs) -> usize {
+    match inputs.kv_type {
+        KvType::Float(dtype) => dtype.size_bytes(),
+        KvType::Q8_0 | KvType::Q4_0 => inputs.activation_element_bytes as usize,
+    }
+}
+
 /// Estimates the memory of a model. Saturates instead of overflowing: sizes come from untrusted files.
 ///
 /// Windowed layers count in full, because the pool keeps all of their positions.
@@ -58,9 +66,13 @@ pub fn estimate(desc: &ModelDesc, inputs: EstimateInputs) -> MemoryEstimate {
     let positions = inputs.tokens.saturating_mul(inputs.batch);
     let per_sequence = u64::try_from(desc.state_bytes_per_sequence()).unwrap_or(u64::MAX);
     let state_bytes = per_sequence.saturating_mul(2).saturating_mul(inputs.batch);
+    let cross_bytes = desc
+        .cross_bytes_per_sequence(cross_element_bytes(&inputs))
+        .saturating_mul(usize::try_from(inputs.batch).unwrap_or(usize::MAX));
     let kv_bytes_total = kv_bytes_per_token
         .saturating_mul(positions)
-        .saturating_add(state_bytes);
+        .saturating_add(state_bytes)
+        .saturating_add(cross_bytes as u64);
     let rows = positions.min(inputs.step_rows.max(inputs.batch));
     let activations = (desc.activation_width as u64)
         .saturating_mul(rows)
@@ -110,6 +122,7 @@ mod tests {
                 layers
             ],
             activation_width: 50,
+            encoder: None,
         }
     }
 

@@ -38,6 +38,8 @@ pub struct EngineFigures {
     pub pages_total: usize,
     /// Positions in a page.
     pub page_tokens: usize,
+    /// Pages of encoders' output in use, those of running requests alone.
+    pub encoder_pages_in_use: usize,
     /// Bytes of keys and values on the device.
     pub kv_bytes: usize,
     /// Pages of the prefix cache.

@@ -14,7 +14,7 @@ use super::flight::Lookahead;
 use super::kv_types::{KvType, KvTypes};
 use super::prefix::PrefixLimits;
 use super::prefix_disk::{DiskOptions, DiskTier};
-use super::runner::{PAGE_SIZE, Runner};
+use super::runner::{PAGE_SIZE, Runner, cross_dtype};
 use super::thread::EngineHandle;
 use super::weight_source::CheckpointWeights;
 
@@ -167,7 +167,8 @@ pub fn load_runner(
         .first()
         .map(|device| device.description.clone())
         .unwrap_or_default();
-    let (kv_tokens, checkpoints) = cache_sizes(opened, selected, options, kv_type, context_tokens);
+    let (kv_tokens, checkpoints) =
+        cache_sizes(opened, selected, options, (kv_type, dtype), context_tokens);
     let facts = EngineFacts {
         arch: opened.decision.arch.clone(),
         family: (
@@ -194,7 +195,9 @@ pub fn load_runner(
         context_tokens,
         kv_tokens,
         kv_type,
+        dtype,
     )
+    .with_encoders(options.limits.parallel.max(1))
     .with_lookahead(options.lookahead, is_asynchronous(selected))
     .with_states(options.limits.parallel.max(1), checkpoints)
     .with_prefix_limits(options.prefix.limits(page_bytes));
@@ -287,16 +290,17 @@ const CHECKPOINT_SHARE: u64 = 8;
 const MOST_CHECKPOINTS: u64 = 256;
 
 /// Tokens whose keys and values may be held at a time: what all requests together could use, within
-/// the budget. Recurrent states come first, since a request without one cannot run; also gives how many
-/// of them may be kept for later requests.
+/// the budget. Recurrent states and what encoders give come first, since a request without them cannot run;
+/// also gives how many states may be kept for later requests.
 fn cache_sizes(
     opened: &OpenedModel,
     selected: &SelectedBackend,
     options: &LoadOptions,
-    kv_type: KvType,
+    (kv_type, dtype): (KvType, DType),
     context_tokens: usize,
 ) -> (usize, usize) {
-    let wanted = context_tokens.saturating_mul(options.limits.parallel.max(1));
+    let parallel = options.limits.parallel.max(1);
+    let wanted = context_tokens.saturating_mul(parallel);
     let per_token = opened.desc.kv_bytes_per_token(kv_type).max(1) as u64;
     let free_bytes = selected
         .report
@@ -317,8 +321,12 @@ fn cache_sizes(
         .unwrap_or(budget_bytes / CHECKPOINT_SHARE);
     let checkpoints = (most_bytes.checked_div(state_bytes).unwrap_or(0)).min(MOST_CHECKPOINTS);
     // Two for every request, one that a step reads and one that it writes.
-    let states = 2 * options.limits.parallel.max(1) as u64 + checkpoints;
-    let kv_bytes = budget_bytes.saturating_sub(state_bytes.saturating_mul(states));
+    let states = 2 * parallel as u64 + checkpoints;
+    let cross_element_bytes = cross_dtype(kv_type, dtype).size_bytes();
+    let cross_bytes = opened.desc.cross_bytes_per_sequence(cross_element_bytes) as u64;
+    let kv_bytes = budget_bytes
+        .saturating_sub(state_bytes.saturating_mul(states))
+        .saturating_sub(cross_bytes.saturating_mul(parallel as u64));
     let tokens = usize::try_from(kv_bytes / per_token).unwrap_or(usize::MAX);
     (wanted.min(tokens), checkpoints as usize)
 }

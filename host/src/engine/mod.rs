@@ -7,8 +7,10 @@
 mod active;
 pub mod batch;
 pub mod bucket;
+mod cross;
 pub mod desc;
 mod detect;
+mod encoder;
 mod entry;
 pub mod error;
 pub mod estimate;
@@ -33,8 +35,9 @@ mod states;
 mod thread;
 mod weight_source;
 
-pub use desc::{CacheDesc, ModelDesc, StateDesc};
+pub use desc::{CacheDesc, EncoderDesc, ModelDesc, StateDesc};
 pub use detect::{OpenedModel, open_model};
+pub use encoder::Features;
 pub use error::EngineError;
 pub use figures::EngineFigures;
 pub use flight::Lookahead;

@@ -63,6 +63,19 @@ pub struct PackedStep {
     pub state_sources: Vec<i32>,
     /// `[S]`: slots that take the states after the step.
     pub state_targets: Vec<i32>,
+    /// Where sequences have the output of an encoder.
+    pub cross: Option<PackedCross>,
+}
+
+/// Where the rows of a step find the encoder's output of their sequence.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PackedCross {
+    /// `[T]`: its last position; 0 for padding.
+    pub positions: Vec<i32>,
+    /// `[S, Pc]`, row-major.
+    pub page_table: Vec<i32>,
+    /// Pc.
+    pub pages_per_sequence: usize,
 }
 
 impl PackedStep {
@@ -115,6 +128,7 @@ pub fn pack(spans: &[Span<'_>], page_size: usize) -> Result<PackedStep, EngineEr
         pages_per_sequence: width,
         state_sources: Vec::with_capacity(n_sequences),
         state_targets: Vec::with_capacity(n_sequences),
+        cross: None,
     };
     for (index, span) in spans.iter().enumerate() {
         step.row_starts.push(step.tokens.len() as u32);
@@ -154,7 +168,33 @@ pub fn pack(spans: &[Span<'_>], page_size: usize) -> Result<PackedStep, EngineEr
     step.state_sources.resize(n_sequences, NOBODY.0);
     step.state_targets.resize(n_sequences, NOBODY.1);
     step.row_starts.push(step.tokens.len() as u32);
+    step.cross = pack_cross(spans, n_rows, n_sequences);
     Ok(step)
+}
+
+fn pack_cross(spans: &[Span<'_>], n_rows: usize, n_sequences: usize) -> Option<PackedCross> {
+    let pages = spans.iter().map(|span| span.sequence.cross().pages().len());
+    let longest = pages.max().filter(|pages| *pages > 0)?;
+    let width = bucket::pages(longest);
+    let mut cross = PackedCross {
+        positions: Vec::with_capacity(n_rows),
+        page_table: Vec::with_capacity(n_sequences * width),
+        pages_per_sequence: width,
+    };
+    for span in spans {
+        let rows = span.sequence.cross();
+        let last = rows.positions().saturating_sub(1) as i32;
+        cross
+            .positions
+            .extend(core::iter::repeat_n(last, span.tokens.len()));
+        let pages = rows.pages().iter().map(|page| page.0 as i32);
+        cross
+            .page_table
+            .extend(pages.chain(core::iter::repeat(0)).take(width));
+    }
+    cross.positions.resize(n_rows, 0);
+    cross.page_table.resize(n_sequences * width, 0);
+    Some(cross)
 }
 
 #[cfg(test)]

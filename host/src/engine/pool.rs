@@ -14,12 +14,12 @@ use crate::plugin::{Backend, CallError, DeviceTensor, Tensor};
 use super::desc::{CacheDesc, ModelDesc};
 use super::kv_types::KvType;
 use latent::LatentPool;
-pub use step::{StepArrays, StepKv};
+pub use step::{CrossArrays, StepArrays, StepKv};
 
 /// Keys and values of one layer: `[pages, page_size, heads, stored width]`.
-struct LayerPool {
-    keys: DeviceTensor,
-    values: DeviceTensor,
+pub(super) struct LayerPool {
+    pub keys: DeviceTensor,
+    pub values: DeviceTensor,
 }
 
 /// Device memory of all layers' keys and values.

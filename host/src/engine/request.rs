@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use crate::sampling::{Logprobs, SamplingParams};
 
+use super::encoder::Features;
 use super::error::EngineError;
 
 /// A request to continue a prompt.
@@ -27,6 +28,8 @@ pub struct GenerateRequest {
     pub deadline: Option<Instant>,
     /// Whether others with the same prompt follow, so that the cache gets it as soon as it was computed.
     pub shares_prompt: bool,
+    /// What the encoder reads, for models that have one.
+    pub features: Option<Features>,
 }
 
 /// Why an answer ended.

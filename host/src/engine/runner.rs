@@ -2,14 +2,16 @@
 
 mod chosen;
 mod disk;
+mod encode;
 mod score;
 mod states;
 mod step;
 
 use std::time::Instant;
 
-use crate::plugin::Model;
+use crate::plugin::{DType, Model};
 
+use super::cross::CrossPool;
 use super::desc::ModelDesc;
 use super::error::EngineError;
 use super::flight::Lookahead;
@@ -25,6 +27,7 @@ use chosen::Chooser;
 use disk::PendingList;
 
 pub use disk::Spilled;
+pub use encode::EncodeError;
 pub use step::{Outcome, Submitted};
 
 /// Positions in a page: the unit of sharing and of growth.
@@ -38,6 +41,7 @@ pub struct Runner {
     // Order of fields is order of drop: tensors and model before the backend they keep open.
     pool: KvPool,
     states: StatePool,
+    cross: CrossPool,
     chooser: Chooser,
     looks_ahead: bool,
     model: Model,
@@ -49,23 +53,41 @@ pub struct Runner {
     disk: Option<DiskTier>,
     pending: PendingList,
     context_tokens: usize,
+    compute_dtype: DType,
+}
+
+/// Type of an encoder's keys and values. Nothing appends to them, which is what quantised rows are made for.
+pub fn cross_dtype(kv_type: KvType, compute_dtype: DType) -> DType {
+    match kv_type {
+        KvType::Float(dtype) => dtype,
+        KvType::Q8_0 | KvType::Q4_0 => compute_dtype,
+    }
 }
 
 impl Runner {
-    /// Prepares caches for sequences of up to `context_tokens`, `kv_tokens` in all.
+    /// Prepares caches for sequences of up to `context_tokens`, `kv_tokens` in all. `compute_dtype` is that
+    /// of the activations.
     pub fn new(
         model: Model,
         desc: ModelDesc,
         context_tokens: usize,
         kv_tokens: usize,
         kv_type: KvType,
+        compute_dtype: DType,
     ) -> Self {
         let pool = KvPool::new(model.backend(), &desc, PAGE_SIZE, kv_type);
         let states = StatePool::new(model.backend(), &desc);
+        let cross = CrossPool::new(
+            model.backend(),
+            &desc,
+            1,
+            cross_dtype(kv_type, compute_dtype),
+        );
         let pages = PageAllocator::new(kv_tokens.div_ceil(PAGE_SIZE).max(1) + 1);
         Self {
             pool,
             states,
+            cross,
             chooser: Chooser::new(model.backend()),
             looks_ahead: false,
             slots: StateSlots::new(1, 0),
@@ -76,6 +98,7 @@ impl Runner {
             disk: None,
             pending: PendingList::default(),
             context_tokens,
+            compute_dtype,
         }
     }
 
@@ -116,6 +139,23 @@ impl Runner {
         self
     }
 
+    /// With room for the encoder's output of `sequences` at a time.
+    #[must_use]
+    pub fn with_encoders(mut self, sequences: usize) -> Self {
+        self.cross = CrossPool::new(
+            self.model.backend(),
+            &self.desc,
+            sequences,
+            self.cross.dtype(),
+        );
+        self
+    }
+
+    /// Pages of encoders' output in use.
+    pub fn cross_pages_in_use(&self) -> usize {
+        self.cross.pages_in_use()
+    }
+
     /// The model's description.
     pub fn desc(&self) -> &ModelDesc {
         &self.desc
@@ -128,7 +168,7 @@ impl Runner {
 
     /// Bytes of keys, values and states on the device.
     pub fn kv_bytes(&self) -> usize {
-        self.pool.bytes() + self.states.bytes()
+        self.pool.bytes() + self.states.bytes() + self.cross.bytes()
     }
 
     /// Pages in use and pages there may be, page 0 left out.
@@ -228,6 +268,7 @@ impl Runner {
         self.leave_checkpoint(&mut sequence);
         let state = std::mem::take(&mut sequence.state);
         state.keep(namespace, sequence.tokens(), &mut self.slots);
+        self.cross.give_back(std::mem::take(&mut sequence.cross));
         sequence.truncate(0, PAGE_SIZE, &mut self.pages);
         self.prefix.trim(Instant::now(), &mut self.pages);
     }
@@ -258,12 +299,14 @@ impl Runner {
         self.slots.clear();
         self.pool.reset();
         self.states.reset();
+        self.cross.reset();
         self.chooser.rest();
     }
 
     /// Gives a sequence's pages back without keeping them.
     pub fn forget(&mut self, sequence: &mut Sequence) {
         std::mem::take(&mut sequence.state).forget(&mut self.slots);
+        self.cross.give_back(std::mem::take(&mut sequence.cross));
         sequence.truncate(0, PAGE_SIZE, &mut self.pages);
     }
 

@@ -1,5 +1,6 @@
 //! One sequence: the tokens whose keys and values are in the pool, and the pages they are in.
 
+use super::cross::CrossRows;
 use super::error::EngineError;
 use super::pages::{PageAllocator, PageId};
 use super::state_slots::SequenceState;
@@ -11,6 +12,8 @@ pub struct Sequence {
     pages: Vec<PageId>,
     /// Slots of recurrent states; empty for models without.
     pub(super) state: SequenceState,
+    /// What the encoder gave; empty for models without one.
+    pub(super) cross: CrossRows,
     /// Whether a step ran a row behind its last token.
     is_overrun: bool,
 }
@@ -45,6 +48,11 @@ impl Sequence {
     /// Whether the recurrent state may be that of more tokens than there are.
     pub fn is_overrun(&self) -> bool {
         self.is_overrun
+    }
+
+    /// The encoder's output.
+    pub fn cross(&self) -> &CrossRows {
+        &self.cross
     }
 
     /// Tokens in the pool.

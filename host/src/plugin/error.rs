@@ -16,7 +16,7 @@ pub struct CallError {
 }
 
 impl CallError {
-    pub(super) fn new(subject: impl Into<String>, error: AbiError) -> Self {
+    pub(crate) fn new(subject: impl Into<String>, error: AbiError) -> Self {
         Self {
             subject: subject.into(),
             error,

@@ -198,6 +198,8 @@ impl Generation {
                 priority: plan.priority,
                 deadline: Some(plan.arrived + plan.limit),
                 shares_prompt: is_shared && answer == 0,
+                // No route takes features.
+                features: None,
             };
             let cancel = state.cancel.clone();
             let sink = Box::new(sink);

@@ -13,6 +13,7 @@
 mod batching;
 mod batching_caches;
 mod batching_quantised;
+mod cross_attention;
 mod device_sampling;
 mod kv_types;
 mod prefix_cache;

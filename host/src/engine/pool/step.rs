@@ -9,6 +9,7 @@ use crate::plugin::{
     SparseIndexArgs, StateRows, Tensor,
 };
 
+use super::super::cross::CrossPool;
 use super::super::states::StatePool;
 use super::{KvPool, LayerPool};
 
@@ -30,6 +31,16 @@ pub struct StepArrays<'a> {
     pub state_sources: &'a [i32],
     /// `[S]`: slots that take the new states.
     pub state_targets: &'a [i32],
+    /// Where the model has an encoder.
+    pub cross: Option<CrossArrays<'a>>,
+}
+
+/// Arrays by which rows find the encoder's output of their sequence.
+pub struct CrossArrays<'a> {
+    /// `[T]` i32: its last position, so that every row sees all of it.
+    pub positions: &'a DeviceTensor,
+    /// `[S, Pc]` i32.
+    pub page_table: &'a DeviceTensor,
 }
 
 /// `[S]` and `[S + 1]` i32 tensors that only models with states need.
@@ -43,6 +54,7 @@ struct StateArrays {
 pub struct StepKv<'a> {
     pool: &'a KvPool,
     states: &'a StatePool,
+    cross: &'a CrossPool,
     arrays: StepArrays<'a>,
     state_arrays: Option<StateArrays>,
     /// States set by `state_write` in this step.
@@ -54,11 +66,13 @@ impl<'a> StepKv<'a> {
     pub fn new(
         pool: &'a KvPool,
         states: &'a StatePool,
+        cross: &'a CrossPool,
         arrays: StepArrays<'a>,
     ) -> Result<Self, CallError> {
         let mut kv = Self {
             pool,
             states,
+            cross,
             arrays,
             state_arrays: None,
             written: RefCell::default(),
@@ -235,6 +249,36 @@ impl<'a> StepKv<'a> {
         })
     }
 
+    /// Attention over an encoder's output, of which every row sees all of its sequence's.
+    fn attend_cross(&self, layer: u32, args: &AttendArgs) -> Result<DeviceTensor, AbiError> {
+        let is_plain = args.k.is_none()
+            && args.v.is_none()
+            && args.selection.is_none()
+            && args.window == 0
+            && args.chunk == 0;
+        if !is_plain {
+            return Err(AbiError::invalid(format!(
+                "attend: layer {layer} attends to an encoder: it takes queries alone, without keys, values, window, chunk or selection"
+            )));
+        }
+        let arrays = self.arrays.cross.as_ref().ok_or_else(|| {
+            AbiError::internal(format!("no sequence has what layer {layer} attends to"))
+        })?;
+        self.cross.with_layer(layer, |pool| {
+            let paged = PagedAttentionArgs {
+                k_pool: pool.keys.handle(),
+                v_pool: pool.values.handle(),
+                positions: arrays.positions.handle(),
+                page_table: arrays.page_table.handle(),
+                ..self.paged(args, 0)
+            };
+            let backend = &self.pool.backend;
+            Ok(backend
+                .paged_attention(paged, self.arrays.row_starts)?
+                .result)
+        })
+    }
+
     /// Shape of what a family writes as a state: `[S, shape..]`.
     fn state_shape(&self, layer: u32, state: u32) -> Result<Vec<i64>, AbiError> {
         let sequences = self.arrays.state_sources.len() as i64;
@@ -248,6 +292,9 @@ impl KvSource for StepKv<'_> {
         let desc = self.pool.layers.get(layer as usize);
         let desc = desc.ok_or_else(|| self.unknown("attend", layer))?;
         self.check_minor(args, desc.latent().is_some())?;
+        if desc.cross().is_some() {
+            return self.attend_cross(layer, args);
+        }
         match desc.latent() {
             Some((_, v_dim, _)) => self.attend_latent(layer, v_dim, args),
             None => self.attend_pair(layer, desc.window(), args, None),
@@ -262,7 +309,7 @@ impl KvSource for StepKv<'_> {
     ) -> Result<DeviceTensor, AbiError> {
         let desc = self.pool.layers.get(layer as usize);
         let desc = desc.ok_or_else(|| self.unknown("attend_rotated", layer))?;
-        if desc.latent().is_some() || args.k.is_none() {
+        if desc.dims().is_none() || args.k.is_none() {
             return Err(AbiError::unimplemented(format!(
                 "attend_rotated: layer {layer} has no keys of its own that could be rotated: norm, rotate and attend"
             )));

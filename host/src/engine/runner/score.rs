@@ -1,6 +1,7 @@
 //! Logits after every token of a text, for measures of quality.
 
 use super::{PAGE_SIZE, Runner};
+use crate::engine::encoder;
 use crate::engine::error::EngineError;
 use crate::engine::pack::{Span, Wants, pack};
 use crate::engine::sequence::Sequence;
@@ -16,6 +17,7 @@ impl Runner {
         take: &mut dyn FnMut(usize, &[f32]),
     ) -> Result<(), EngineError> {
         self.check_tokens(tokens)?;
+        encoder::check(&self.desc, None)?;
         if tokens.len() > self.context_tokens {
             return Err(EngineError::PromptTooLong {
                 prompt_tokens: tokens.len(),

@@ -3,8 +3,8 @@
 use mlxcel_abi::kinds::binary;
 
 use crate::engine::error::EngineError;
-use crate::engine::pack::{PackedStep, Span, Wants, pack};
-use crate::engine::pool::{StepArrays, StepKv};
+use crate::engine::pack::{PackedCross, PackedStep, Span, Wants, pack};
+use crate::engine::pool::{CrossArrays, StepArrays, StepKv};
 use crate::plugin::{DType, DeviceTensor, StepInputs, Tensor};
 use crate::sampling::RowDraw;
 
@@ -214,6 +214,14 @@ impl Runner {
             &[sequences, step.pages_per_sequence as i64],
         )?;
         let logit_rows = ints(&step.logit_rows, &[step.logit_rows.len() as i64])?;
+        let width = |cross: &PackedCross| cross.pages_per_sequence as i64;
+        let cross = match &step.cross {
+            None => None,
+            Some(cross) => Some((
+                ints(&cross.positions, &[rows])?,
+                ints(&cross.page_table, &[sequences, width(cross)])?,
+            )),
+        };
         let arrays = StepArrays {
             slots: &slots,
             row_sequences: &row_sequences,
@@ -223,8 +231,12 @@ impl Runner {
             pages_per_sequence: step.pages_per_sequence,
             state_sources: &step.state_sources,
             state_targets: &step.state_targets,
+            cross: cross.as_ref().map(|(positions, page_table)| CrossArrays {
+                positions,
+                page_table,
+            }),
         };
-        let kv = StepKv::new(&self.pool, &self.states, arrays)?;
+        let kv = StepKv::new(&self.pool, &self.states, &self.cross, arrays)?;
         let inputs = StepInputs {
             tokens: tokens.handle(),
             positions: positions.handle(),
