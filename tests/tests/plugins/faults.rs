@@ -59,7 +59,7 @@ fn handshakes_that_fail() {
     insta::assert_snapshot!(refusal("error_open"), @"open open_failed: refused to open: no licence for mlxcel 0.1.0");
     insta::assert_snapshot!(refusal("hello_minor"), @"open hello_mismatch: its file says kind 1 at ABI minor 3 needing 0, its open says kind 1 at 10 needing 0: rebuild it");
     insta::assert_snapshot!(refusal("hello_needs"), @"open abi_mismatch: plugin needs ABI 1.900, this host has 1.3: update mlxcel");
-    insta::assert_snapshot!(refusal("hello_kind"), @"open hello_mismatch: its file says kind 1 at ABI minor 2 needing 0, its open says kind 2 at 2 needing 0: rebuild it");
+    insta::assert_snapshot!(refusal("hello_kind"), @"open hello_mismatch: its file says kind 1 at ABI minor 3 needing 0, its open says kind 2 at 3 needing 0: rebuild it");
     insta::assert_snapshot!(refusal("null_table"), @"open bad_table: FamilyTable is null or misaligned");
     insta::assert_snapshot!(refusal("small_table"), @"open bad_table: FamilyTable says it has 8 bytes, expected 24 to 65536");
 }
