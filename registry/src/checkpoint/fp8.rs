@@ -8,11 +8,11 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use half::{bf16, f16};
-use serde_json::{Map, Value};
 
 use super::buffer::{AlignedBuffer, TensorData};
 use super::dtype::{DType, TensorInfo, element_count};
-use super::quant::QuantError;
+use super::fp8_settings::{Block, DEFAULT_BLOCK, SKIPPED, Settings};
+use super::quant::{Foreign, QuantError};
 
 /// Name of the method in `quantization_config`.
 pub(super) const METHOD: &str = "fp8";
@@ -42,26 +42,54 @@ pub(super) struct Fp8 {
 }
 
 impl Fp8 {
-    /// Finds the weights of a checkpoint whose `quantization_config` is `config`.
+    /// What a checkpoint without this method has: no matrices of 8-bit floats.
+    pub(super) fn none<'a>(
+        mut names: impl Iterator<Item = &'a str>,
+        info: impl Fn(&str) -> Option<&'a TensorInfo>,
+    ) -> Result<Self, QuantError> {
+        let is_matrix =
+            |name: &&str| info(name).is_some_and(|info| is_fp8(info) && info.shape.len() > 1);
+        match names.find(is_matrix) {
+            None => Ok(Self::default()),
+            Some(name) => Err(QuantError::UndescribedFp8 {
+                tensor: name.to_owned(),
+                dtype: info(name).map_or("", |info| info.dtype.name()),
+            }),
+        }
+    }
+
+    /// Finds the weights of a checkpoint that is described by `described`.
     pub(super) fn read<'a>(
-        config: &Map<String, Value>,
+        described: &Foreign,
         names: impl Iterator<Item = &'a str>,
         info: impl Fn(&str) -> Option<&'a TensorInfo>,
     ) -> Result<Self, QuantError> {
-        let block = read_block(config)?;
+        let Settings { block, plain } = Settings::read(described)?;
         let mut found = Fp8::default();
         for name in names {
             if ACTIVATION_SUFFIXES.iter().any(|end| name.ends_with(end)) {
                 found.hidden.insert(name.to_owned());
                 continue;
             }
-            let Some(weight) = info(name).filter(|info| info.dtype == DType::F8E4M3) else {
+            let Some(weight) = info(name).filter(|info| is_fp8(info)) else {
                 continue;
             };
-            let candidates = [
-                format!("{name}{SCALE_SUFFIX}"),
-                format!("{}.scale", name.strip_suffix(".weight").unwrap_or(name)),
-            ];
+            if weight.dtype != DType::F8E4M3 {
+                return Err(QuantError::Fp8 {
+                    tensor: name.to_owned(),
+                    expected: "F8_E4M3, the one kind of 8-bit float that is read".to_owned(),
+                    found: weight.dtype.to_string(),
+                });
+            }
+            let module = name.strip_suffix(".weight").unwrap_or(name);
+            if plain.contains(&module) {
+                return Err(QuantError::Fp8 {
+                    tensor: name.to_owned(),
+                    expected: format!("plain floats, as {SKIPPED} lists {module}"),
+                    found: weight.dtype.to_string(),
+                });
+            }
+            let candidates = [format!("{name}{SCALE_SUFFIX}"), format!("{module}.scale")];
             let scale = candidates.iter().find_map(|name| Some((name, info(name)?)));
             let Some((scale_name, scale)) = scale else {
                 return Err(QuantError::Fp8 {
@@ -78,27 +106,8 @@ impl Fp8 {
     }
 }
 
-/// `weight_block_size`; none is a scale for a whole matrix.
-fn read_block(config: &Map<String, Value>) -> Result<Option<[usize; 2]>, QuantError> {
-    let value = match config.get("weight_block_size") {
-        None | Some(Value::Null) => return Ok(None),
-        Some(value) => value,
-    };
-    let size = |value: &Value| {
-        let size = value.as_u64().and_then(|n| usize::try_from(n).ok());
-        size.filter(|n| (1..=1 << 20).contains(n))
-    };
-    if let Some([rows, columns]) = value.as_array().map(Vec::as_slice)
-        && let (Some(rows), Some(columns)) = (size(rows), size(columns))
-    {
-        return Ok(Some([rows, columns]));
-    }
-    Err(QuantError::Key {
-        place: "quantization_config".to_owned(),
-        key: "weight_block_size".to_owned(),
-        expected: "null or a list of two positive integers",
-        found: value.to_string(),
-    })
+fn is_fp8(info: &TensorInfo) -> bool {
+    matches!(info.dtype, DType::F8E4M3 | DType::F8E5M2)
 }
 
 fn fit(
@@ -106,7 +115,7 @@ fn fit(
     weight: &TensorInfo,
     scale_name: &str,
     scale: &TensorInfo,
-    block: Option<[usize; 2]>,
+    block: Block,
 ) -> Result<Scaled, QuantError> {
     let refuse = |expected: String| {
         Err(QuantError::Fp8 {
@@ -137,6 +146,13 @@ fn fit(
         matrices: [count, rows, columns],
         block,
     };
+    // A scale for each matrix, whatever ones its shape has.
+    let one_each = element_count(&scale.shape) == Some(count);
+    let block = match block {
+        Block::Of(block) => Some(block),
+        Block::Unsaid if !one_each => Some(DEFAULT_BLOCK),
+        Block::Unsaid | Block::Matrix => None,
+    };
     if let Some([block_rows, block_columns]) = block {
         let mut wanted = leading.to_vec();
         wanted.extend([rows.div_ceil(block_rows), columns.div_ceil(block_columns)]);
@@ -148,8 +164,7 @@ fn fit(
             weight.shape
         ));
     }
-    // A scale for each matrix, whatever ones its shape has.
-    if element_count(&scale.shape) == Some(count) {
+    if one_each {
         return Ok(scaled([rows.max(1), columns.max(1)]));
     }
     refuse(format!(
@@ -261,7 +276,7 @@ pub(super) fn dequantize(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use serde_json::json;
+    use serde_json::{Value, json};
 
     fn tensor(dtype: DType, shape: &[usize], bytes: &[u8]) -> TensorData {
         TensorData {
@@ -276,8 +291,12 @@ mod tests {
             .iter()
             .map(|(name, dtype, shape)| (*name, TensorInfo::new(*dtype, shape.to_vec()).unwrap()))
             .collect();
-        let config = config.as_object().unwrap();
-        Fp8::read(config, infos.keys().copied(), |name| infos.get(name))
+        let described = Foreign {
+            method: METHOD.to_owned(),
+            place: "quantization_config".to_owned(),
+            settings: config.as_object().unwrap().clone(),
+        };
+        Fp8::read(&described, infos.keys().copied(), |name| infos.get(name))
             .map_err(|error| error.to_string())
     }
 
@@ -345,6 +364,31 @@ mod tests {
     }
 
     #[test]
+    fn without_a_block_size_it_is_128_or_a_matrix() {
+        for (scales, block) in [
+            (&[2, 3][..], [128, 128]),
+            (&[], [200, 300]),
+            (&[1, 1], [200, 300]),
+        ] {
+            let weight = ("a.weight", DType::F8E4M3, &[200, 300][..]);
+            let fp8 = read(
+                json!({}),
+                &[weight, ("a.weight_scale_inv", DType::F32, scales)],
+            );
+            assert_eq!(fp8.unwrap().weights["a.weight"].block, block);
+        }
+    }
+
+    #[test]
+    fn matrices_of_8_bit_floats_need_a_description() {
+        let info = TensorInfo::new(DType::F8E4M3, vec![2, 2]).unwrap();
+        let error = Fp8::none(["a.weight"].into_iter(), |_| Some(&info)).unwrap_err();
+        insta::assert_snapshot!(error.to_string(), @"`a.weight` is F8_E4M3, but config.json has no `quantization_config` that says how: expected quant_method fp8 with F8_E4M3 weights and scales beside them, or weights of F32, F16 or BF16");
+        let vector = TensorInfo::new(DType::F8E4M3, vec![2]).unwrap();
+        assert!(Fp8::none(["a"].into_iter(), |_| Some(&vector)).is_ok());
+    }
+
+    #[test]
     fn what_does_not_fit_is_named() {
         let weight = ("a.weight", DType::F8E4M3, &[3, 3][..]);
         let refusals = [
@@ -356,8 +400,22 @@ mod tests {
                 &[weight, ("a.weight_scale_inv", DType::F32, &[1, 2])],
             ),
             read(
+                json!({"weight_block_size": null}),
+                &[weight, ("a.weight_scale_inv", DType::F32, &[3])],
+            ),
+            read(
                 json!({}),
                 &[weight, ("a.weight_scale_inv", DType::F32, &[3])],
+            ),
+            read(json!({}), &[("a.weight", DType::F8E5M2, &[3, 3])]),
+            read(json!({"fmt": "e5m2"}), &[]),
+            read(json!({"activation_scheme": 8}), &[]),
+            read(json!({"expert_dtype": "fp4"}), &[]),
+            read(json!({"modules_to_not_convert": "lm_head"}), &[]),
+            read(json!({"modules_to_not_convert": [1]}), &[]),
+            read(
+                json!({"modules_to_not_convert": ["a"]}),
+                &[weight, ("a.weight_scale_inv", DType::F32, &[])],
             ),
             read(
                 json!({}),
@@ -378,6 +436,14 @@ mod tests {
         `a.weight`: expected scales `a.weight_scale_inv` beside a weight of F8_E4M3, found none
         `a.weight_scale_inv`: expected shape [2, 2] for blocks of [2, 2] in [3, 3], found F32 [1, 2]
         `a.weight_scale_inv`: expected 1 scale(s) for [3, 3], as `weight_block_size` is null, found F32 [3]
+        `a.weight_scale_inv`: expected shape [1, 1] for blocks of [128, 128] in [3, 3], found F32 [3]
+        `a.weight`: expected F8_E4M3, the one kind of 8-bit float that is read, found F8_E5M2
+        `quantization_config.fmt` in config.json: expected e4m3, found "e5m2"
+        `quantization_config.activation_scheme` in config.json: expected dynamic or static, found 8
+        `quantization_config.expert_dtype` in config.json: expected fp8, found "fp4"
+        `quantization_config.modules_to_not_convert` in config.json: expected null or a list of module names, found "lm_head"
+        `quantization_config.modules_to_not_convert` in config.json: expected null or a list of module names, found [1]
+        `a.weight`: expected plain floats, as modules_to_not_convert lists a, found F8_E4M3
         `a.weight_scale_inv`: expected scales of F32, F16, BF16 or F8_E8M0, found I32 []
         `a.weight`: expected a matrix, or matrices stacked, found F8_E4M3 [3]
         "#);

@@ -21,9 +21,11 @@ mod directory;
 mod dtype;
 mod error;
 mod fp8;
+mod fp8_settings;
 mod map;
 mod open;
 mod quant_check;
+mod quant_source;
 mod region;
 
 pub use buffer::{AlignedBuffer, TensorBytes, TensorData};

@@ -77,17 +77,17 @@ impl Checkpoint {
                 let names = tensors.keys().map(String::as_str);
                 let info = |name: &str| tensors.get(name).map(|(_, entry)| &entry.info);
                 quant_check::check(&quant, names, info)?;
-                let fp8 = match &quant.foreign_method {
-                    None => Fp8::default(),
-                    Some(method) if method == fp8::METHOD => {
-                        let names = tensors.keys().map(String::as_str);
-                        let described = config.get("quantization_config");
-                        let described = described.and_then(Value::as_object);
-                        Fp8::read(described.unwrap_or(&config), names, info)?
+                let names = tensors.keys().map(String::as_str);
+                let fp8 = match &quant.foreign {
+                    None => Fp8::none(names, info)?,
+                    Some(foreign) if foreign.method == fp8::METHOD => {
+                        Fp8::read(foreign, names, info)?
                     }
-                    Some(method) => {
-                        let method = method.clone();
-                        return Err(QuantError::Method { method });
+                    Some(foreign) => {
+                        return Err(QuantError::Method {
+                            place: foreign.place.clone(),
+                            method: foreign.method.clone(),
+                        });
                     }
                 };
                 Ok((quant, fp8))
@@ -185,7 +185,10 @@ impl Checkpoint {
     /// weights are handed out as plain floats.
     pub fn foreign_quant_method(&self) -> Option<&str> {
         match &self.source {
-            Source::Safetensors { quant, .. } => quant.foreign_method.as_deref(),
+            Source::Safetensors { quant, .. } => {
+                let foreign = quant.foreign.as_ref();
+                foreign.map(|foreign| foreign.method.as_str())
+            }
             Source::Gguf(_) => None,
         }
     }

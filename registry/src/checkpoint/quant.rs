@@ -156,12 +156,28 @@ pub enum QuantError {
         /// What is there.
         found: String,
     },
+    /// Two places say different things.
+    #[error(transparent)]
+    Disagree(Box<QuantDisagreement>),
+    /// 8-bit floats without a description.
+    #[error(
+        "`{tensor}` is {dtype}, but config.json has no `quantization_config` that says how: expected \
+         quant_method fp8 with F8_E4M3 weights and scales beside them, or weights of F32, F16 or BF16"
+    )]
+    UndescribedFp8 {
+        /// The tensor.
+        tensor: String,
+        /// Its type.
+        dtype: &'static str,
+    },
     /// A method of another library that is not implemented.
     #[error(
-        "`quantization_config.quant_method` in config.json is {method:?}: expected fp8, or MLX's form with \
+        "`{place}.quant_method` in config.json is {method:?}: expected fp8, or MLX's form with \
          group_size and bits"
     )]
     Method {
+        /// Where the object is.
+        place: String,
         /// The method.
         method: String,
     },
@@ -171,6 +187,22 @@ pub enum QuantError {
         /// The module.
         path: String,
     },
+}
+
+/// Two descriptions of the same weights.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "`{}` and `{}` in config.json disagree on {about} ({} and {}): expected the same in both, or one of \
+     them alone",
+    places[0], places[1], says[0], says[1]
+)]
+pub struct QuantDisagreement {
+    /// Where they are.
+    pub places: [String; 2],
+    /// A module or a key.
+    pub about: String,
+    /// What each says of it.
+    pub says: [String; 2],
 }
 
 /// Shapes of a packed weight that its description does not fit.
@@ -203,39 +235,27 @@ pub struct QuantTable {
     pub global: Option<QuantSpec>,
     /// By module path; `None` means "not quantised".
     pub overrides: BTreeMap<String, Option<QuantSpec>>,
-    /// `quant_method` of a `quantization_config` that is not MLX's (`fp8`, `gptq`, `mxfp4`, ...).
-    pub foreign_method: Option<String>,
+    /// A `quantization_config` that is not MLX's.
+    pub foreign: Option<Foreign>,
+}
+
+/// A description in the form of another library.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Foreign {
+    /// Its `quant_method` (`fp8`, `gptq`, `mxfp4`, ...).
+    pub method: String,
+    /// Where it stands.
+    pub place: String,
+    /// What it says.
+    pub settings: Map<String, Value>,
 }
 
 impl QuantTable {
-    /// Reads `quantization`, or else a `quantization_config` of the same form.
-    pub fn from_config(config: &Map<String, Value>) -> Result<Self, QuantError> {
-        match (
-            config.get("quantization"),
-            config.get("quantization_config"),
-        ) {
-            (Some(Value::Object(own)), _) => Self::from_object("quantization", own),
-            (None | Some(Value::Null), Some(Value::Object(object))) => {
-                match object.get("quant_method") {
-                    None => Self::from_object("quantization_config", object),
-                    Some(method) => {
-                        let method = method
-                            .as_str()
-                            .map_or_else(|| method.to_string(), str::to_owned);
-                        Ok(QuantTable {
-                            foreign_method: Some(method),
-                            ..QuantTable::default()
-                        })
-                    }
-                }
-            }
-            (Some(Value::Null) | None, Some(Value::Null) | None) => Ok(QuantTable::default()),
-            (Some(Value::Null) | None, Some(other)) => Err(top_level("quantization_config", other)),
-            (Some(other), _) => Err(top_level("quantization", other)),
-        }
-    }
-
-    fn from_object(place: &str, object: &Map<String, Value>) -> Result<Self, QuantError> {
+    /// Reads MLX's form, which stands at `place`.
+    pub(super) fn from_object(
+        place: &str,
+        object: &Map<String, Value>,
+    ) -> Result<Self, QuantError> {
         let mut table = QuantTable::default();
         for (key, value) in object {
             let entry = match value {
@@ -245,7 +265,12 @@ impl QuantTable {
                 Value::Bool(true) => continue,
                 Value::Object(own) => Some(spec(&format!("{place}.{key}"), own, OVERRIDE_KEYS)?),
                 other => {
-                    let expected = "an object, true or false for a module path";
+                    let expected = if place.ends_with("quantization_config") {
+                        "quant_method beside it (fp8 is known), or MLX's form: group_size, bits, mode, and an \
+                         object, true or false for a module path"
+                    } else {
+                        "an object, true or false for a module path"
+                    };
                     return Err(wrong_key(place, key, expected, other));
                 }
             };
@@ -275,7 +300,7 @@ fn spec(place: &str, object: &Map<String, Value>, known: &[&str]) -> Result<Quan
             .ok_or_else(|| wrong_key(place, "mode", "affine, mxfp4, mxfp8 or nvfp4", value))?,
     };
     let number = |key: &str, default: u32| match object.get(key) {
-        None | Some(Value::Null) => Ok(default),
+        None => Ok(default),
         Some(value) => value
             .as_u64()
             .and_then(|n| u32::try_from(n).ok())
@@ -318,17 +343,6 @@ fn wrong_key(place: &str, key: &str, expected: &'static str, found: &Value) -> Q
     };
     QuantError::Key {
         place: place.to_owned(),
-        key: key.to_owned(),
-        expected,
-        found,
-    }
-}
-
-fn top_level(key: &str, found: &Value) -> QuantError {
-    let expected = "an object";
-    let found = kind(found).to_owned();
-    QuantError::Key {
-        place: "<root>".to_owned(),
         key: key.to_owned(),
         expected,
         found,
@@ -394,7 +408,7 @@ mod tests {
         let own = table(json!({"quantization_config": {"group_size": 64, "bits": 3}})).unwrap();
         assert_eq!(own.global, Some(affine(3, 64)));
         let foreign = table(json!({"quantization_config": {"quant_method": "gptq", "bits": 4}}));
-        assert_eq!(foreign.unwrap().foreign_method.as_deref(), Some("gptq"));
+        assert_eq!(foreign.unwrap().foreign.unwrap().method, "gptq");
         let both = table(json!({
             "quantization": {"bits": 8},
             "quantization_config": {"quant_method": "fp8"}
@@ -415,6 +429,8 @@ mod tests {
             json!({"quantization": {"mode": "mxfp4", "bits": 8}}),
             json!({"quantization": {"mode": "nf4"}}),
             json!({"quantization": {"bits": -4}}),
+            json!({"quantization": {"bits": null, "group_size": 32}}),
+            json!({"quantization_config": {"activation_scheme": "dynamic", "fmt": "e4m3"}}),
             json!({"quantization": {"bits": 4, "lm_head": 8}}),
             json!({"quantization": {"lm_head": {"bit": 8}}}),
             json!({"quantization": {"lm_head": {"mode": "nvfp4", "quantize_input": true}}}),
@@ -428,6 +444,8 @@ mod tests {
         `quantization` in config.json asks for mxfp4 bits 8 group_size 32; mxfp4 has bits [4] and group_size [32]
         `quantization.mode` in config.json: expected affine, mxfp4, mxfp8 or nvfp4, found "nf4"
         `quantization.bits` in config.json: expected a small positive integer, found -4
+        `quantization.bits` in config.json: expected a small positive integer, found null
+        `quantization_config.activation_scheme` in config.json: expected quant_method beside it (fp8 is known), or MLX's form: group_size, bits, mode, and an object, true or false for a module path, found "dynamic"
         `quantization.lm_head` in config.json: expected an object, true or false for a module path, found 8
         `quantization.lm_head.bit` in config.json: expected only group_size, bits and mode, found 8
         `quantization.lm_head.quantize_input` in config.json: expected only group_size, bits and mode, found true
