@@ -95,8 +95,10 @@ impl Weights {
         };
         let own: Vec<Vec<f64>> = tokens.iter().map(embed).collect();
         // One block of each kind: only the last row is needed.
-        let x = own.last().unwrap();
-        let x = add(x, &attend(x, &own, &own));
+        let turned = own.iter().enumerate().map(|(at, row)| rotated(row, at));
+        let turned: Vec<Vec<f64>> = turned.collect();
+        let (x, q) = (own.last().unwrap(), turned.last().unwrap());
+        let x = add(x, &attend(q, &turned, &own));
         let x = add(&x, &attend(&x, &keys, &values));
         Self::product(&[x], &self.head).remove(0)
     }
@@ -110,6 +112,21 @@ impl Weights {
         }
         all.split_off(prompt.len())
     }
+}
+
+/// Rotary embedding in halves, base 10,000.
+fn rotated(row: &[f64], position: usize) -> Vec<f64> {
+    let half = HIDDEN / 2;
+    let turn = |i: usize| {
+        let pair = i % half;
+        let angle = position as f64 / 10_000_f64.powf(pair as f64 / half as f64);
+        let (sin, cos) = angle.sin_cos();
+        match i < half {
+            true => row[pair] * cos - row[pair + half] * sin,
+            false => row[pair] * sin + row[pair + half] * cos,
+        }
+    };
+    (0..HIDDEN).map(turn).collect()
 }
 
 fn add(a: &[f64], b: &[f64]) -> Vec<f64> {
@@ -129,6 +146,14 @@ fn attend(q: &[f64], keys: &[Vec<f64>], values: &[Vec<f64>]) -> Vec<f64> {
         parts.sum::<f64>() / total
     };
     (0..HIDDEN).map(column).collect()
+}
+
+/// Options with caches in which nothing is rounded.
+fn in_f32(parallel: usize) -> LoadOptions {
+    LoadOptions {
+        kv_types: KvTypes::both(DType::F32),
+        ..options(parallel)
+    }
 }
 
 fn engine(checkpoint: &Path, options: LoadOptions) -> EngineHandle {
@@ -246,7 +271,7 @@ fn a_request_that_steps_back_runs_its_encoder_again() {
         LoadOptions {
             kv_budget_bytes: Some((encoders + 200 * position / 2) as u64),
             prefix: nothing_kept(),
-            ..options(8)
+            ..in_f32(8)
         },
     );
     let all = requests();
@@ -270,7 +295,7 @@ fn a_request_that_steps_back_runs_its_encoder_again() {
 fn cancelled_requests_give_their_pages_back() {
     let weights = Weights::new();
     let checkpoint = weights.checkpoint();
-    let engine = engine(checkpoint.path(), options(4));
+    let engine = engine(checkpoint.path(), in_f32(4));
     let all = requests();
     let (prompt, own, count) = &all[6];
     for round in 0..6 {
@@ -294,7 +319,7 @@ fn cancelled_requests_give_their_pages_back() {
 fn features_that_do_not_fit_are_refused_and_failing_encoders_fail_alone() {
     let weights = Weights::new();
     let checkpoint = weights.checkpoint();
-    let engine = engine(checkpoint.path(), options(4));
+    let engine = engine(checkpoint.path(), in_f32(4));
     insta::assert_snapshot!(failure(&engine, request(&[1, 2], 4)), @"test_encoder reads features with its encoder and the request has none");
     let long = with_features(&[1, 2], &features(151, 0), 4);
     insta::assert_snapshot!(failure(&engine, long), @"the encoder of test_encoder reads up to 150 rows of 6 values, the request has 151 of 6");

@@ -3,6 +3,7 @@
 //!
 //! `"fail_from"` in the configuration makes the encoder fail for features that begin with that number or a larger one.
 
+use mlxcel_sdk::RopeSpec;
 use mlxcel_sdk::nn::{Embedding, Linear};
 use mlxcel_sdk::prelude::*;
 
@@ -106,7 +107,15 @@ impl Model for Decoder {
         let split = |x: &Tensor| x.reshape(&[rows, 1, hidden]);
         let x = self.embedding.forward(&step.tokens)?;
         let heads = split(&x)?;
-        let own = step.attend(SELF, &heads, &heads, &heads, &options)?;
+        let rope = RopeSpec {
+            dims: self.sizes.hidden as u32,
+            interleaved: false,
+            base: 10_000.0,
+            scale: 1.0,
+            freqs: None,
+        };
+        let turned = heads.rope(&step.positions, &rope)?;
+        let own = step.attend(SELF, &turned, &turned, &heads, &options)?;
         let x = x.add(&own.reshape(&[rows, hidden])?)?;
         let encoded = step.attend_encoded(CROSS, &split(&x)?, &options)?;
         let x = x.add(&encoded.reshape(&[rows, hidden])?)?;
@@ -133,5 +142,20 @@ impl Model for Decoder {
         let keys = self.keys.forward(&rows)?.reshape(&dims)?;
         let values = self.values.forward(&rows)?.reshape(&dims)?;
         encode.cross_write(CROSS, &keys, &values)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use mlxcel_sdk::testkit::family::FamilyUnderTest;
+
+    #[test]
+    fn it_keeps_the_rules_of_families() {
+        let config = serde_json::json!({
+            "model_type": "test_encoder", "vocab_size": 40, "hidden_size": 16,
+            "feature_width": 6, "max_rows": 30, "stride": 2,
+        });
+        let family = FamilyUnderTest::this_plugin(config).unwrap();
+        family.filled(1).unwrap().verdict().unwrap();
     }
 }

@@ -15,16 +15,16 @@ use crate::{Backend, CacheDesc, DenseAttention, Result, RopeSpec, Tensor};
 
 /// Keys `[N, Hkv, D]` and values `[N, Hkv, Dv]` of one layer.
 #[derive(Debug, Clone)]
-struct Pair {
-    keys: Tensor,
-    values: Tensor,
+pub(super) struct Pair {
+    pub keys: Tensor,
+    pub values: Tensor,
 }
 
 /// What is kept of one sequence.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Sequence {
     length: usize,
-    layers: BTreeMap<usize, Pair>,
+    pub layers: BTreeMap<usize, Pair>,
     /// Index keys `[N, D]` by layer.
     pub index_keys: BTreeMap<usize, Tensor>,
     /// States `[1, shape..]` by layer and number.
@@ -95,6 +95,8 @@ struct Call {
     window: u32,
     /// Values are this many elements of the keys.
     latent_dim: Option<usize>,
+    /// Whether every row sees all keys, which an encoder set.
+    is_cross: bool,
 }
 
 impl Server<'_> {
@@ -160,11 +162,11 @@ impl Server<'_> {
             }
             let pair = sequence.layers.get(&layer).ok_or_else(|| {
                 AbiError::invalid(format!(
-                    "layer {layer} is attended over before its own layer ran"
+                    "layer {layer} is attended over before its own layer, or the encoder, ran"
                 ))
             })?;
             let (held, wanted) = (pair.keys.dim(0)?, (sequence.length + rows.count) as i64);
-            if k.is_none() && held != wanted {
+            if k.is_none() && held != wanted && !call.is_cross {
                 return Err(AbiError::invalid(format!(
                     "layer {layer} is attended over with {held} keys, {wanted} are due: its own layer runs first"
                 )));
@@ -186,7 +188,7 @@ impl Server<'_> {
             let options = DenseAttention {
                 scale: args.scale,
                 softcap: args.softcap,
-                causal: mask.is_none(),
+                causal: mask.is_none() && !call.is_cross,
                 window: if mask.is_none() { call.window } else { 0 },
                 mask: mask.as_ref(),
                 sinks: sinks.as_ref(),
@@ -295,17 +297,24 @@ impl Server<'_> {
                 window,
             } => (kv_heads, k_dim, v_dim, window as u32),
             CacheDesc::Latent { k_dim, v_dim, .. } => (1, k_dim, v_dim, 0),
-            CacheDesc::Cross { .. } => {
-                return Err(AbiError::unimplemented(format!(
-                    "layer {layer} attends to an encoder, which the test kit does not run"
-                )));
-            }
+            CacheDesc::Cross {
+                kv_heads,
+                k_dim,
+                v_dim,
+            } => (kv_heads, k_dim, v_dim, 0),
             CacheDesc::Recurrent { .. } | CacheDesc::None => {
                 return Err(AbiError::invalid(format!(
                     "layer {layer} attends, its description says it has no keys"
                 )));
             }
         };
+        let is_cross = matches!(desc, CacheDesc::Cross { .. });
+        let is_plain = args.k.is_none() && args.window == 0 && args.chunk == 0;
+        if is_cross && !(is_plain && args.selection.is_none()) {
+            return Err(AbiError::invalid(format!(
+                "layer {layer} attends to an encoder: it takes queries alone, without keys, values, window, chunk or selection"
+            )));
+        }
         let latent_dim = matches!(desc, CacheDesc::Latent { .. }).then_some(v_dim);
         let is_read_only = args.k.is_none();
         let given = [
@@ -340,7 +349,7 @@ impl Server<'_> {
                 self.dtype.name()
             )));
         }
-        if !is_read_only {
+        if !is_read_only || is_cross {
             self.count(layer);
         }
         Ok(Call {
@@ -350,6 +359,7 @@ impl Server<'_> {
                 args.window
             },
             latent_dim,
+            is_cross,
         })
     }
 }

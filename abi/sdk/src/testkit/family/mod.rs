@@ -13,6 +13,7 @@
 
 mod caches;
 mod checks;
+mod encode;
 mod fault_checks;
 mod fill;
 mod golden;

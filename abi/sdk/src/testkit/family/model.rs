@@ -97,6 +97,18 @@ impl LoadedModel {
         &self.desc
     }
 
+    pub(super) fn table(&self) -> &FamilyTable {
+        &self.table
+    }
+
+    pub(super) fn raw(&self) -> *mut c_void {
+        self.model
+    }
+
+    pub(super) fn compute_dtype(&self) -> DType {
+        self.compute_dtype
+    }
+
     /// The backend it lives on.
     pub fn backend(&self) -> &Backend {
         &self.backend
@@ -110,6 +122,9 @@ impl LoadedModel {
         parts: &[Part<'_>],
         options: StepOptions,
     ) -> Result<Vec<Logits>> {
+        for part in parts {
+            self.encode_if_new(caches, part.sequence)?;
+        }
         let mut rows = Vec::new();
         let (mut tokens, mut positions, mut logit_rows) = (Vec::new(), Vec::new(), Vec::new());
         for part in parts {
