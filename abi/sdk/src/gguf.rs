@@ -5,10 +5,15 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use std::collections::BTreeMap;
 
+use crate::config::MAX_COUNT;
 use crate::{Error, Result};
 
 /// Factors by which positions may be stretched.
 const ROPE_FACTOR: core::ops::RangeInclusive<f64> = 1e-3..=1e6;
+
+fn is_count(number: u64) -> bool {
+    (1..=MAX_COUNT as u64).contains(&number)
+}
 
 /// What the host tells of a GGUF file: metadata (long arrays left out) and tensors.
 #[derive(Debug, Clone, Deserialize)]
@@ -143,6 +148,26 @@ impl GgufSummary {
         }
     }
 
+    /// Rows of the embedding. llama.cpp counts the tokenizer's tokens and not what `vocab_size` says, which
+    /// is checked only for what no vocabulary has.
+    pub fn vocab_size(&self) -> Result<usize> {
+        let given = self.opt_number("vocab_size")?;
+        if let Some(given) = given.filter(|n| !n.as_u64().is_some_and(is_count)) {
+            return Err(Error::Config {
+                key: format!("{}.vocab_size", self.architecture()?),
+                found: given.to_string(),
+                expected: format!("an integer from 1 to {MAX_COUNT} in the GGUF metadata"),
+            });
+        }
+        let name = "token_embd.weight";
+        let table = self.tensors.get(name);
+        let rows = table.and_then(|table| table.shape.first().copied());
+        rows.ok_or_else(|| Error::MissingTensor {
+            name: name.to_owned(),
+            expected: "[vocabulary, hidden]".to_owned(),
+        })
+    }
+
     /// How positions are stretched, as `rope_scaling` of a configuration: type, factor, and those of
     /// `numbers` (key of the file, key of the configuration) that are there. As llama.cpp reads them, a
     /// factor without a type is linear, and `none` is none whatever else the file says.
@@ -240,6 +265,26 @@ mod tests {
         );
         assert_eq!(summary.opt_number("expert_count").unwrap(), None);
     }
+    #[test]
+    fn a_vocabulary_that_cannot_be_is_named() {
+        let read = |vocab_size: Value| {
+            let summary = serde_json::from_value::<GgufSummary>(json!({
+                "general.architecture": "llama", "llama.vocab_size": vocab_size,
+                "tensors": {"token_embd.weight": {"shape": [64, 8], "type": "F32"}},
+            }));
+            summary
+                .unwrap()
+                .vocab_size()
+                .map_err(|error| error.to_string())
+        };
+        assert_eq!(read(json!(64)), Ok(64));
+        for bad in [json!(0), json!(u32::MAX), json!(-1)] {
+            let error = read(bad.clone()).unwrap_err();
+            let said = ["llama.vocab_size", &bad.to_string(), "from 1 to 16777216"];
+            assert!(said.iter().all(|part| error.contains(part)), "{error}");
+        }
+    }
+
     #[test]
     fn scaling_of_positions_is_read_as_llama_cpp_reads_it() {
         let read = |metadata: Value| {

@@ -194,15 +194,8 @@ fn read_common(
     if let Some(base) = summary.opt_number("rope.freq_base")? {
         adapter.set("rope_theta", base.clone());
     }
-    let embedding = "token_embd.weight";
-    let rows = summary.tensors.get(embedding);
-    let rows = rows.and_then(|tensor| tensor.shape.first().copied());
-    let rows = rows.ok_or_else(|| Error::MissingTensor {
-        name: embedding.to_owned(),
-        expected: "[vocabulary, hidden]".to_owned(),
-    })?;
-    adapter.set("vocab_size", rows);
-    adapter.map(embedding, "model.embed_tokens.weight");
+    adapter.set("vocab_size", summary.vocab_size()?);
+    adapter.map("token_embd.weight", "model.embed_tokens.weight");
     adapter.map("output_norm.weight", "model.norm.weight");
     let tied = !summary.has("output.weight");
     adapter.set("tie_word_embeddings", tied);

@@ -145,7 +145,7 @@ fn read_config(
         None => heads.into(),
     };
     adapter.set("num_key_value_heads", kv_heads);
-    adapter.set("vocab_size", vocabulary(summary)?);
+    adapter.set("vocab_size", summary.vocab_size()?);
     let key_length = count(summary, "attention.key_length")?;
     if let Some(value_length) = summary.opt_number("attention.value_length")?
         && value_length.as_u64() != Some(key_length as u64)
@@ -174,16 +174,6 @@ fn read_config(
         read_pattern(summary, adapter)?;
     }
     Ok(())
-}
-
-/// Rows of the embedding.
-pub(crate) fn vocabulary(summary: &GgufSummary) -> Result<usize> {
-    let table = summary.tensors.get("token_embd.weight");
-    let rows = table.and_then(|t| t.shape.first().copied());
-    rows.ok_or_else(|| Error::MissingTensor {
-        name: "token_embd.weight".to_owned(),
-        expected: "[vocabulary, hidden]".to_owned(),
-    })
 }
 
 /// Scaling of the full layers' positions; sliding layers have none.

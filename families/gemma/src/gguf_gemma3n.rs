@@ -4,7 +4,7 @@
 use mlxcel_sdk::gguf::GgufOp;
 use mlxcel_sdk::prelude::*;
 
-use crate::gguf::{count, number_by_layer, read_layer_types, vocabulary};
+use crate::gguf::{count, number_by_layer, read_layer_types};
 use crate::sparsity;
 
 const NUMBERS: [(&str, &str); 7] = [
@@ -126,7 +126,7 @@ fn read_config(summary: &GgufSummary, n_layers: usize, adapter: &mut GgufAdapter
     }
     let widths = number_by_layer(summary, "feed_forward_length", n_layers)?;
     adapter.set("intermediate_size", widths);
-    adapter.set("vocab_size", vocabulary(summary)?);
+    adapter.set("vocab_size", summary.vocab_size()?);
     for (tensor, key) in [
         ("per_layer_token_embd.weight", "vocab_size_per_layer_input"),
         ("blk.0.laurel_l.weight", "laurel_rank"),

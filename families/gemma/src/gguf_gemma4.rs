@@ -4,7 +4,7 @@
 use mlxcel_sdk::prelude::*;
 use serde_json::{Map, Value, json};
 
-use crate::gguf::{count, number_by_layer, read_layer_types, vocabulary};
+use crate::gguf::{count, number_by_layer, read_layer_types};
 use crate::layers::{FULL, SLIDING};
 
 const NUMBERS: [(&str, &str); 6] = [
@@ -157,7 +157,7 @@ fn read_config(
     if let Some(cap) = summary.opt_number("final_logit_softcapping")? {
         adapter.set("final_logit_softcapping", cap.clone());
     }
-    adapter.set("vocab_size", vocabulary(summary)?);
+    adapter.set("vocab_size", summary.vocab_size()?);
     adapter.set("layer_types", kinds);
     read_inner(summary, n_layers, n_own, adapter)?;
     read_heads(summary, n_layers, kinds, adapter)?;

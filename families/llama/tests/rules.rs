@@ -152,3 +152,18 @@ fn shapes_of_a_large_configuration() {
         .unwrap();
     family.check_shapes().unwrap();
 }
+
+/// transformers ties only a head that equals the embedding; one that differs is the checkpoint's word
+/// against the configuration's.
+#[test]
+fn a_head_of_its_own_is_used_although_the_configuration_ties_it() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/llama/llama-gqa");
+    let mut golden = Golden::read(&folder).unwrap();
+    assert!(golden.weights.names().any(|name| name == "lm_head.weight"));
+    golden.config["tie_word_embeddings"] = json!(true);
+    let family = FamilyUnderTest::of_golden(&golden).unwrap();
+    let reference = reference_backend(ReferenceOptions::default());
+    family
+        .check_golden(&golden, &reference.backend(), 1e-4)
+        .unwrap();
+}

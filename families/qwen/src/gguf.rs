@@ -143,7 +143,7 @@ fn read_config(summary: &GgufSummary, kind: Kind, adapter: &mut GgufAdapter) -> 
     for (from, to) in NUMBERS {
         adapter.set(to, summary.number(from)?.clone());
     }
-    adapter.set("vocab_size", rows_of(summary, "token_embd.weight", 0)?);
+    adapter.set("vocab_size", summary.vocab_size()?);
     for (from, to) in [
         ("attention.head_count_kv", "num_key_value_heads"),
         ("rope.freq_base", "rope_theta"),

@@ -113,7 +113,7 @@ fn read_config(summary: &GgufSummary, kind: Hybrid, adapter: &mut GgufAdapter) -
     for (from, to) in NUMBERS {
         adapter.set(to, summary.number(from)?.clone());
     }
-    adapter.set("vocab_size", rows_of(summary, "token_embd.weight", 0)?);
+    adapter.set("vocab_size", summary.vocab_size()?);
     if let Some(base) = summary.opt_number("rope.freq_base")? {
         adapter.set("rope_theta", base.clone());
     }

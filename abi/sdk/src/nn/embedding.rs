@@ -54,8 +54,9 @@ impl Embedding {
 pub struct LmHead(Linear);
 
 impl LmHead {
-    /// Loads `lm_head` at `weights`, or ties it to `embedding`. A checkpoint that is tied and holds
-    /// a head all the same is read as tied, as the reference does.
+    /// Loads `lm_head` at `weights`, or ties it to `embedding`. A head that the checkpoint holds is used
+    /// although the configuration ties it: it is the embedding's copy, or the configuration is wrong, as
+    /// transformers 5 has it (`tie_weights`), and then it is what the model was trained with.
     pub fn load(
         weights: &Weights,
         embedding: &Embedding,
@@ -63,10 +64,7 @@ impl LmHead {
         rows: usize,
         width: usize,
     ) -> Result<Self> {
-        if tied {
-            for name in ["weight", "scales", "biases"] {
-                weights.ignore(name);
-            }
+        if tied && !weights.contains("weight") {
             return Ok(Self(embedding.as_linear()?));
         }
         Ok(Self(Linear::load(weights, width, rows, false)?))

@@ -119,15 +119,7 @@ fn map_frame(summary: &GgufSummary, adapter: &mut GgufAdapter) {
 
 /// Sizes that the metadata lacks or has under more than one key.
 fn read_sizes(summary: &GgufSummary, adapter: &mut GgufAdapter) -> Result<()> {
-    let rows = summary
-        .tensors
-        .get("token_embd.weight")
-        .and_then(|t| t.shape.first().copied());
-    let rows = rows.ok_or_else(|| Error::MissingTensor {
-        name: "token_embd.weight".to_owned(),
-        expected: "[vocabulary, hidden]".to_owned(),
-    })?;
-    adapter.set("vocab_size", rows);
+    adapter.set("vocab_size", summary.vocab_size()?);
     if let Some(width) = summary
         .opt_number("attention.key_length")?
         .or(summary.opt_number("rope.dimension_count")?)
