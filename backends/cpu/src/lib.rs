@@ -71,6 +71,8 @@ fn probe() -> Result<Probe> {
         "kv_dtypes".to_owned(),
         Value::from(vec!["f32", "f16", "bf16", "q8_0", "q4_0"]),
     );
+    // Half the bytes that attention reads, and rounding that no perplexity shows (docs/OPERATIONS.md).
+    details.insert("preferred_kv_dtype".to_owned(), Value::from("f16"));
     details.insert("isa".to_owned(), Value::from(features));
     Ok(Probe {
         score: SCORE,

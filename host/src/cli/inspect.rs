@@ -90,6 +90,7 @@ pub fn run(args: &InspectArgs, console: &Console) -> Result<Exit, CliError> {
     let plan = Plan {
         dtype: args.dtype.asked(),
         kv_types: args.kv_type.types(),
+        precision: None,
         tokens: args.max_tokens.map(|asked| asked.min(context)),
         batch: args.batch,
         step_rows: BatchLimits::default().budget.rows as u64,

@@ -3,7 +3,7 @@
 use std::fs;
 
 use crate::engine::estimate::{DEFAULT_HEADROOM_FACTOR, EstimateInputs, MemoryEstimate, estimate};
-use crate::engine::{KvType, KvTypes, LoadOptions, OpenedModel, preferred_dtype};
+use crate::engine::{KvType, KvTypes, LoadOptions, OpenedModel, Precision, preferred_dtype};
 use crate::plugin::{DType, SelectedBackend};
 
 use super::error::CliError;
@@ -166,6 +166,8 @@ pub struct Plan {
     pub dtype: Option<DType>,
     /// Types of keys and values.
     pub kv_types: KvTypes,
+    /// How products are computed, on which the default of `kv_types` depends.
+    pub precision: Option<Precision>,
     /// Tokens of each sequence; none is [`PLANNED_TOKENS`], or the model's context if that is less.
     pub tokens: Option<u64>,
     /// Sequences at once.
@@ -181,6 +183,7 @@ impl Plan {
         Self {
             dtype: options.dtype,
             kv_types: options.kv_types,
+            precision: options.precision,
             tokens: (options.ctx_size > 0).then_some(options.ctx_size as u64),
             batch: 1,
             step_rows: options.limits.budget.rows as u64,
@@ -216,7 +219,9 @@ impl Verdict {
         let preferred = || backend.map_or(DType::F16, |backend| preferred_dtype(opened, backend));
         let dtype = plan.dtype.unwrap_or_else(preferred);
         let kv_type = match backend {
-            Some(backend) => plan.kv_types.resolve(dtype, backend, &opened.desc)?,
+            Some(backend) => plan
+                .kv_types
+                .resolve(dtype, plan.precision, backend, &opened.desc)?,
             None => plan.kv_types.asked(dtype)?,
         };
         let context = opened.desc.context_length as u64;

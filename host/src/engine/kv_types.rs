@@ -6,6 +6,7 @@ use crate::plugin::{DType, SelectedBackend};
 
 use super::desc::{CacheDesc, ModelDesc};
 use super::error::EngineError;
+use super::load::Precision;
 
 /// Elements that share a scale in quantised rows.
 const GROUP: usize = 32;
@@ -84,7 +85,7 @@ impl KvType {
     }
 }
 
-/// Types that are asked for; none is that of the activations.
+/// Types that are asked for; none is the default, see [`KvTypes::resolve`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct KvTypes {
     /// Of keys.
@@ -103,10 +104,9 @@ impl KvTypes {
         }
     }
 
-    /// The one type that is asked for, beside activations of the given type.
-    pub fn asked(self, activations: DType) -> Result<KvType, EngineError> {
-        let [keys, values] =
-            [self.keys, self.values].map(|kind| kind.unwrap_or(activations.into()));
+    /// The one type that is asked for, beside the type that is taken when none is.
+    pub fn asked(self, unasked: DType) -> Result<KvType, EngineError> {
+        let [keys, values] = [self.keys, self.values].map(|kind| kind.unwrap_or(unasked.into()));
         if keys == values {
             return Ok(keys);
         }
@@ -117,15 +117,23 @@ impl KvTypes {
     }
 
     /// The type of the pool. One other than the activations' needs a backend that says that it has it, and
-    /// a quantised one a model without latent keys.
+    /// a quantised one a model without latent keys. Unless a type is asked for, it is [`unasked`].
     pub fn resolve(
         self,
         activations: DType,
+        precision: Option<Precision>,
         backend: &SelectedBackend,
         desc: &ModelDesc,
     ) -> Result<KvType, EngineError> {
-        let listed = backend.report.details.get("kv_dtypes");
-        let kind = self.among(activations, backend.plugin.name(), listed)?;
+        let details = &backend.report.details;
+        let preferred = details.get("preferred_kv_dtype").and_then(Value::as_str);
+        let unasked = unasked(activations, precision, preferred, desc);
+        let kind = self.among(
+            activations,
+            unasked,
+            backend.plugin.name(),
+            details.get("kv_dtypes"),
+        )?;
         match kind.obstacle(desc) {
             None => Ok(kind),
             Some(obstacle) => Err(EngineError::KvTypeForModel {
@@ -139,10 +147,11 @@ impl KvTypes {
     fn among(
         self,
         activations: DType,
+        unasked: DType,
         backend: &str,
         listed: Option<&Value>,
     ) -> Result<KvType, EngineError> {
-        let kind = self.asked(activations)?;
+        let kind = self.asked(unasked)?;
         let is_name = |name: &Value| name.as_str() == Some(kind.name());
         let is_listed = listed
             .and_then(Value::as_array)
@@ -165,6 +174,25 @@ impl KvTypes {
     }
 }
 
+/// The type that is taken when none is asked for: the one that the backend prefers beside f32 activations,
+/// else that of the activations. Exact products have caches in the type of the activations too. Latent keys hold
+/// their values and are read whole, which backends do best in the type of the activations.
+fn unasked(
+    activations: DType,
+    precision: Option<Precision>,
+    preferred: Option<&str>,
+    desc: &ModelDesc,
+) -> DType {
+    let is_latent = |layer: &CacheDesc| layer.latent().is_some();
+    let may_be_other = activations == DType::F32
+        && precision != Some(Precision::Exact)
+        && !desc.layers.iter().any(is_latent);
+    let floats = [DType::F32, DType::F16, DType::BF16];
+    let preferred = preferred.and_then(DType::from_name);
+    let preferred = preferred.filter(|dtype| may_be_other && floats.contains(dtype));
+    preferred.unwrap_or(activations)
+}
+
 #[cfg(test)]
 mod tests {
     use serde_json::json;
@@ -181,14 +209,33 @@ mod tests {
         assert_eq!(KvType::from(DType::F16).row_bytes(64), 128);
     }
 
+    fn desc(layer: &str) -> ModelDesc {
+        let json = format!(
+            r#"{{"arch":"toy","task":"t","vocab_size":4,"hidden_size":4,"context_length":16,"layers":[{{"kind":"none"}},{layer}],"activation_width":1}}"#
+        );
+        ModelDesc::parse(&json).unwrap()
+    }
+
+    #[test]
+    fn what_a_backend_prefers_is_the_default_beside_f32_alone() {
+        let dense = desc(r#"{"kind":"dense","kv_heads":1,"k_dim":8,"v_dim":8}"#);
+        let latent = desc(r#"{"kind":"latent","k_dim":6,"v_dim":4}"#);
+        let of = |activations, precision, preferred, desc| {
+            unasked(activations, precision, preferred, desc).name()
+        };
+        assert_eq!(of(DType::F32, None, Some("f16"), &dense), "f16");
+        let fast = Some(Precision::Fast);
+        assert_eq!(of(DType::F32, fast, Some("f16"), &dense), "f16");
+        let exact = Some(Precision::Exact);
+        assert_eq!(of(DType::F32, exact, Some("f16"), &dense), "f32");
+        assert_eq!(of(DType::F32, None, Some("f16"), &latent), "f32");
+        assert_eq!(of(DType::F32, None, None, &dense), "f32");
+        assert_eq!(of(DType::F32, None, Some("u8"), &dense), "f32");
+        assert_eq!(of(DType::BF16, None, Some("f16"), &dense), "bf16");
+    }
+
     #[test]
     fn a_model_that_cannot_be_kept_so_is_named() {
-        let desc = |layer: &str| {
-            let json = format!(
-                r#"{{"arch":"toy","task":"t","vocab_size":4,"hidden_size":4,"context_length":16,"layers":[{{"kind":"none"}},{layer}],"activation_width":1}}"#
-            );
-            ModelDesc::parse(&json).unwrap()
-        };
         let latent = desc(r#"{"kind":"latent","k_dim":6,"v_dim":4}"#);
         let odd = desc(r#"{"kind":"dense","kv_heads":1,"k_dim":8,"v_dim":7}"#);
         assert_eq!(KvType::Q8_0.obstacle(&odd), None);
@@ -208,7 +255,7 @@ mod tests {
         let f16 = KvTypes::both(DType::F16);
         let with = |types: KvTypes, activations, kept| {
             types
-                .among(activations, "toy", kept)
+                .among(activations, activations, "toy", kept)
                 .map(KvType::name)
                 .map_err(|error| error.to_string())
         };

@@ -131,7 +131,9 @@ pub fn load_runner(
     let dtype = options
         .dtype
         .unwrap_or_else(|| preferred_dtype(opened, selected));
-    let kv_type = options.kv_types.resolve(dtype, selected, &opened.desc)?;
+    let kv_type = options
+        .kv_types
+        .resolve(dtype, options.precision, selected, &opened.desc)?;
     let context_tokens = context_tokens(opened.desc.context_length, options.ctx_size)?;
     let mut open = OpenOptions::default();
     if options.threads > 0 {
@@ -256,7 +258,7 @@ fn open_disk(
     })
 }
 
-/// Float type of activations, and of caches unless told otherwise, when nobody asks for one: the backend's preference, else what
+/// Float type of activations when nobody asks for one: the backend's preference, else what
 /// the checkpoint was saved in, else f16.
 pub fn preferred_dtype(opened: &OpenedModel, selected: &SelectedBackend) -> DType {
     let named = |value: Option<&Value>| {

@@ -3,7 +3,7 @@
 
 use std::path::{Path, PathBuf};
 
-use mlxcel::engine::LoadOptions;
+use mlxcel::engine::{KvTypes, LoadOptions};
 use mlxcel::plugin::DType;
 use serde_json::Value;
 
@@ -208,16 +208,21 @@ pub fn half_types_stay_near(cases: &[Case], f16: f32, bf16: f32) {
     }
 }
 
-/// The products that a backend chooses itself for packed weights stay within a thousandth of the range.
+/// The products that a backend chooses itself for packed weights stay within a thousandth of the range, and within a
+/// hundredth with the caches that it chooses too: these models are small and random, and let nothing average out.
 pub fn default_products_stay_near(cases: &[Case]) {
+    let whole = KvTypes::both(DType::F32);
     for case in cases {
-        let options = LoadOptions {
-            precision: None,
-            ..engines::alone(case.ctx_size, DType::F32)
-        };
-        let off = case.worst(&case.checkpoint(), options);
-        println!("{}: {off:.1e}", case.variant);
-        assert!(off < 1e-3, "{}: {off}", case.variant);
+        for (kv_types, limit) in [(whole, 1e-3), (KvTypes::default(), 1e-2)] {
+            let options = LoadOptions {
+                precision: None,
+                kv_types,
+                ..engines::alone(case.ctx_size, DType::F32)
+            };
+            let off = case.worst(&case.checkpoint(), options);
+            println!("{} below {limit}: {off:.1e}", case.variant);
+            assert!(off < limit, "{}: {off}, allowed is {limit}", case.variant);
+        }
     }
 }
 

@@ -155,8 +155,8 @@ fn inspect_reads_the_headers_of_a_real_model() {
         json["kv_bytes_per_token"]["fp16"],
         json!(30 * 3 * (64 + 64) * 2)
     );
-    // The backend that would run it keeps caches in f32, and so does the verdict.
-    let per_token = json["kv_bytes_per_token"]["fp32"].as_u64().expect("number");
+    // The backend that would run it keeps caches in f16 beside f32 activations, and so does the verdict.
+    let per_token = json["kv_bytes_per_token"]["fp16"].as_u64().expect("number");
     assert_eq!(json["inputs"]["dtype"], json!("f32"));
     assert_eq!(json["kv_bytes_total"], json!(per_token * 8192));
 }
@@ -179,9 +179,11 @@ fn caches_count_as_their_type_is() {
             caches,
         )
     };
-    let (text, caches) = line(&[]);
+    let (text, caches) = line(&["--cache-type-k", "f32", "--cache-type-v", "f32"]);
     assert!(text.ends_with(" for 8192 tokens in f32"), "{text}");
-    let (half_text, half_caches) = line(&["--cache-type-k", "f16", "--cache-type-v", "f16"]);
+    // Exact products have exact caches, others what the backend prefers.
+    assert_eq!(line(&["--precision", "exact"]).1, caches);
+    let (half_text, half_caches) = line(&[]);
     assert!(
         half_text.ends_with(" for 8192 tokens in f32 with f16 keys and values"),
         "{half_text}"

@@ -161,7 +161,7 @@ fn a_small_pool_preempts_and_changes_nothing() {
     for lookahead in MODES {
         let solo = alone("llama-gqa");
         // Room for about 160 tokens in the one layer: less than the requests together need, more than each alone.
-        let per_token = 2 * 2 * 2 * 16 * 4;
+        let per_token = 2 * 2 * 2 * 16 * 2;
         let tight = engine("llama-gqa", 6, 80 * per_token, lookahead);
         let prompts = prompts();
         let streams: Vec<GenerateStream> = prompts

@@ -42,7 +42,7 @@ fn every_kind_of_layer_takes_half_caches() {
             engine.clear_prefix_cache().unwrap();
             (scores, engine.figures().kv_bytes)
         };
-        let (exact, exact_bytes) = scores(KvTypes::default());
+        let (exact, exact_bytes) = scores(KvTypes::both(DType::F32));
         for (dtype, limit) in [(DType::F16, 2e-3), (DType::BF16, 5e-2)] {
             let (found, bytes) = scores(KvTypes::both(dtype));
             let off = found.iter().zip(&exact).map(|(a, b)| distance(a, b));
@@ -78,7 +78,7 @@ fn layers_with_heads_take_quantised_caches_of_the_size_that_the_formula_says() {
             engine.clear_prefix_cache().unwrap();
             (scores, engine.figures().kv_bytes)
         };
-        let (exact, exact_bytes) = scores(KvTypes::default());
+        let (exact, exact_bytes) = scores(KvTypes::both(DType::F32));
         for (kv_type, limit) in [(KvType::Q8_0, 2e-2), (KvType::Q4_0, 0.3)] {
             let (found, bytes) = scores(KvTypes::both(kv_type));
             let off = found.iter().zip(&exact).map(|(a, b)| distance(a, b));
@@ -103,7 +103,7 @@ fn half_activations_have_quantised_caches_too() {
         };
         start(kind, options).unwrap().score(prompt.clone()).unwrap()
     };
-    let exact = score(DType::F32, KvTypes::default());
+    let exact = score(DType::F32, KvTypes::both(DType::F32));
     for (kv_type, limit) in [(KvType::Q8_0, 3e-2), (KvType::Q4_0, 0.3)] {
         let off = distance(&score(DType::F16, KvTypes::both(kv_type)), &exact);
         assert!(off < limit, "{}: {off}", kv_type.name());
@@ -132,9 +132,10 @@ fn a_server_says_in_which_type_it_keeps_keys_and_values() {
         let props = server.get("/props").success();
         (answer["content"].clone(), props["kv_cache_mode"].clone())
     };
-    let (text, kept) = ask(&[]);
+    let (text, kept) = ask(&["--cache-type-k", "f32", "--cache-type-v", "f32"]);
     assert_eq!(kept, "f32");
-    let (half_text, half_kept) = ask(&["--cache-type-k", "f16", "--cache-type-v", "f16"]);
+    assert_eq!(ask(&["--precision", "exact"]), (text.clone(), json!("f32")));
+    let (half_text, half_kept) = ask(&[]);
     assert_eq!((half_kept, half_text), (json!("f16"), text.clone()));
     let (q8_text, q8_kept) = ask(&["--cache-type-k", "q8_0", "--cache-type-v", "q8_0"]);
     assert_eq!((q8_kept, q8_text), (json!("q8_0"), text));

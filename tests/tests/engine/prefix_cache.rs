@@ -184,9 +184,10 @@ fn pages_of_half_types_are_kept_apart_and_take_half_the_bytes() {
     let dir = tempfile::tempdir().unwrap();
     let options = || on_disk(dir.path(), 1 << 30);
     let half = || engine_with("llama-gqa", 0, KvTypes::both(DType::F16), options());
+    let single = || engine_with("llama-gqa", 0, KvTypes::both(DType::F32), options());
     let prompt = tokens(100, 2);
     let size = |path: &PathBuf| fs::metadata(path).unwrap().len();
-    ask(&engine("llama-gqa", 0, options()), "", &prompt, 10);
+    ask(&single(), "", &prompt, 10);
     let whole = pages(dir.path());
     let (answer, found) = ask(&half(), "", &prompt, 10);
     assert_eq!(found, 0);

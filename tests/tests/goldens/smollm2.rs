@@ -151,10 +151,12 @@ fn caches_of_half_types_give_the_same_greedy_tokens() {
         engine.clear_prefix_cache().unwrap();
         (answers, logits, facts, engine.figures().kv_bytes)
     };
-    let (wanted, exact, facts, exact_bytes) = answers(KvTypes::default());
+    let (wanted, exact, facts, exact_bytes) = answers(KvTypes::both(DType::F32));
+    assert_eq!(facts.kv_type, DType::F32.into());
+    let default = answers(KvTypes::default()).2;
     assert_eq!(
-        (facts.dtype, facts.kv_type),
-        (DType::F32, DType::F32.into())
+        (default.dtype, default.kv_type),
+        (DType::F32, DType::F16.into())
     );
     for (dtype, limit) in [(DType::F16, 0.05), (DType::BF16, 0.5)] {
         let (found, logits, facts, bytes) = answers(KvTypes::both(dtype));

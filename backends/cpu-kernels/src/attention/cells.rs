@@ -142,6 +142,7 @@ impl CellsMut<'_> {
                     cells
                         .reinterpret_cast_mut::<f16>()
                         .convert_from_f32_slice(row);
+                    cells.iter_mut().for_each(mark_overflow);
                 }
             }
             Self::Bf16(cells) => {
@@ -176,6 +177,15 @@ impl CellsMut<'_> {
             Self::Q8(cells) => Cells::Q8(cells),
             Self::Q4(cells) => Cells::Q4(cells),
         }
+    }
+}
+
+/// Turns an infinity into NaN: what is beyond f16 must not pass for a key that is far away or for one that is
+/// never chosen.
+#[inline(always)]
+fn mark_overflow(bits: &mut u16) {
+    if *bits & 0x7fff == f16::INFINITY.to_bits() {
+        *bits = f16::NAN.to_bits();
     }
 }
 

@@ -292,3 +292,76 @@ fn bad_indices_are_found_before_the_kernels_run() {
     );
     assert!(!Paged { heads: 3, ..p }.is_valid());
 }
+
+/// A key or a value that is no f16 is seen in the result of every row that attends to it, and in none of another
+/// sequence.
+#[test]
+fn what_is_beyond_half_caches_is_never_silent() {
+    let mut numbers = Numbers(12);
+    let mut pool = Pool::new(2).unwrap();
+    let scratch: Vec<Mutex<Scratch>> = (0..2).map(|_| Mutex::default()).collect();
+    // A row that sees position 2, one of another sequence, and a block of rows from position 0 on.
+    let c = case(&mut numbers, &[(9, 1), (3, 1), (0, 6)], 2, 1, 16, 16, false);
+    let p = Paged {
+        q: &c.q,
+        keys: Cells::F32(&c.keys),
+        values: Cells::F32(&c.values),
+        positions: &c.positions,
+        page_table: &c.page_table,
+        row_starts: &c.row_starts,
+        sinks: &[],
+        heads: 2,
+        kv_heads: 1,
+        k_dim: 16,
+        v_dim: 16,
+        page_size: PAGE,
+        scale: 1.0,
+        softcap: 0.0,
+        window: 0,
+        chunk: 0,
+    };
+    let bad_slots = [p.pool_row(0, 2), p.pool_row(2, 2)];
+    for isa in Isa::ALL.into_iter().filter(|isa| isa.is_available()) {
+        for (bad, in_keys) in [
+            (7e4, true),
+            (-7e4, true),
+            (7e4, false),
+            (f32::INFINITY, true),
+        ] {
+            let mut pools = [c.keys.clone(), c.values.clone()];
+            for slot in bad_slots {
+                pools[usize::from(!in_keys)][slot * 16 + 5] = bad;
+            }
+            let [keys, values] = pools.map(|rows| {
+                let slots: Vec<i32> = (0..rows.len() as i32 / 16).collect();
+                let mut stored = vec![0; rows.len()];
+                CellsMut::F16(&mut stored).append(&slots, &rows, [1, 16]);
+                stored
+            });
+            let p = Paged {
+                keys: Cells::F16(&keys),
+                values: Cells::F16(&values),
+                ..p
+            };
+            let mut out = vec![0.0; c.positions.len() * 2 * 16];
+            assert!(paged(isa, &mut pool, &p, &mut out, &scratch));
+            // Rows 0 and 4 to 7 attend to the position, row 1 is of another sequence.
+            for (row, out) in out.chunks_exact(2 * 16).enumerate() {
+                let is_nan = |head: &[f32]| head.iter().any(|x| x.is_nan());
+                let found = out.chunks_exact(16).filter(|head| is_nan(head)).count();
+                let expected = match row {
+                    0 | 4.. => Some(2),
+                    1 => Some(0),
+                    // A block of rows multiplies what a row does not see by 0.
+                    _ => None,
+                };
+                let is_right = expected.is_none_or(|n| n == found);
+                assert!(
+                    is_right,
+                    "{} {bad} {in_keys} row {row}: {found}",
+                    isa.name()
+                );
+            }
+        }
+    }
+}
