@@ -81,24 +81,32 @@ fn table() -> Vec<f32> {
 fn tokenizer() -> Value {
     let printable = |byte: u32| matches!(byte, 0x21..=0x7e | 0xa1..=0xac | 0xae..=0xff);
     let mut moved = 0;
-    let mut vocabulary = Map::new();
-    for byte in 0..256u32 {
-        let letter = if printable(byte) {
+    let letters = (0..256u32).map(|byte| {
+        if printable(byte) {
             byte
         } else {
             moved += 1;
             0x100 + moved - 1
-        };
-        let letter = char::from_u32(letter).map(String::from).unwrap_or_default();
-        vocabulary.insert(letter, json!(byte));
-    }
+        }
+    });
+    tokenizer_of(letters.chain([0]).filter_map(char::from_u32), END)
+}
+
+/// A tokenizer of one letter a token, ids in the order of `letters`; the one in the place `end` is a control token that
+/// ends answers instead.
+pub fn tokenizer_of(letters: impl Iterator<Item = char>, end: usize) -> Value {
+    let named = |(id, letter): (usize, char)| match id == end {
+        true => ("<|end|>".to_owned(), json!(id)),
+        false => (letter.to_string(), json!(id)),
+    };
+    let vocabulary: Map<String, Value> = letters.enumerate().map(named).collect();
     let byte_level = json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": false, "use_regex": false});
     json!({
         "version": "1.0",
         "truncation": null,
         "padding": null,
         "added_tokens": [{
-            "id": END, "content": "<|end|>", "single_word": false, "lstrip": false, "rstrip": false,
+            "id": end, "content": "<|end|>", "single_word": false, "lstrip": false, "rstrip": false,
             "normalized": false, "special": true,
         }],
         "normalizer": null,

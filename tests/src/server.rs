@@ -26,6 +26,9 @@ const FLAGS: [&str; 5] = [
     "f32",
 ];
 
+/// Values of `--lookahead`: no answer depends on it.
+pub const LOOKAHEAD: [&str; 2] = ["off", "on"];
+
 /// A running server. Dropping it kills the process.
 pub struct Server {
     child: Child,

@@ -12,17 +12,23 @@ use std::path::{Path, PathBuf};
 use mlxcel::engine::batch::BatchLimits;
 use mlxcel::engine::schedule::Budget;
 use mlxcel::engine::{
-    CancelToken, EngineError, EngineHandle, Event, GenerateRequest, GenerateStats, GenerateStream,
-    KvType, LoadOptions, OpenedModel, PrefixOptions, open_model, start_engine,
+    CancelToken, EngineError, EngineHandle, Event, FinishReason, GenerateRequest, GenerateStats,
+    GenerateStream, KvType, LoadOptions, Lookahead, OpenedModel, PrefixOptions, open_model,
+    start_engine,
 };
 use mlxcel::plugin::{BackendChoice, DType, Loader, SelectedBackend};
 use mlxcel::sampling::SamplingParams;
 use mlxcel_registry::plugin::{Catalogue, HostProfile, SearchInputs};
 
+use crate::cli::Mlxcel;
 use crate::golden::folder;
+use crate::scripted::tokenizer_of;
 
 /// Family and variant of a folder under `tests/golden`.
 pub type Kind = (&'static str, &'static str);
+
+/// Every answer is the same whether steps wait for the tokens of the ones before or not.
+pub const MODES: [Lookahead; 2] = [Lookahead::Off, Lookahead::On];
 
 /// Bytes that one position takes in the pool.
 pub fn token_bytes(kind: Kind, kv_type: impl Into<KvType>) -> u64 {
@@ -57,6 +63,21 @@ pub fn open_path(checkpoint: &Path, files: &[PathBuf]) -> (OpenedModel, Selected
         .select_backend(&catalogue, &BackendChoice::Named("cpu".to_owned()))
         .unwrap();
     (opened, backend)
+}
+
+/// A copy of a checkpoint in the home folder of `mlxcel`, with what a server needs besides: a letter for each of its 64
+/// tokens, of which the third ends an answer.
+pub fn copy_with_tokenizer(mlxcel: &Mlxcel, (family, variant): Kind) -> PathBuf {
+    let source = folder(family, variant);
+    for name in ["config.json", "model.safetensors"] {
+        let bytes = std::fs::read(source.join(name)).unwrap();
+        mlxcel.file(&format!("{variant}/{name}"), bytes);
+    }
+    let tokenizer = tokenizer_of(('!'..).take(64), 2).to_string();
+    mlxcel.file(&format!("{variant}/tokenizer.json"), tokenizer);
+    let settings = r#"{"eos_token": "<|end|>", "chat_template": "{{ messages[0]['content'] }}"}"#;
+    mlxcel.file(&format!("{variant}/tokenizer_config.json"), settings);
+    mlxcel.path(variant)
 }
 
 /// Options for `parallel` requests in short steps, with more room than any of these models needs.
@@ -99,23 +120,43 @@ pub fn request(prompt: &[u32], count: usize) -> GenerateRequest {
 
 /// Starts such a request.
 pub fn begin(engine: &EngineHandle, prompt: &[u32], count: usize) -> GenerateStream {
-    engine
-        .generate(request(prompt, count), CancelToken::default())
-        .unwrap()
+    begin_with(engine, request(prompt, count))
 }
 
-/// Tokens of a stream that does not fail, and its figures.
-pub fn collect(stream: GenerateStream) -> (Vec<u32>, GenerateStats) {
+/// Starts any request that nobody cancels.
+pub fn begin_with(engine: &EngineHandle, request: GenerateRequest) -> GenerateStream {
+    engine.generate(request, CancelToken::default()).unwrap()
+}
+
+/// Tokens of a stream, why it ended, and its figures; or what it failed with.
+pub fn outcome(
+    stream: GenerateStream,
+) -> Result<(Vec<u32>, FinishReason, GenerateStats), EngineError> {
     let mut tokens = Vec::new();
     for event in stream {
         match event {
             Event::Token { id, .. } => tokens.push(id),
-            Event::Done { stats, .. } => return (tokens, stats),
-            Event::Failed(error) => panic!("{error}"),
+            Event::Done { reason, stats } => return Ok((tokens, reason, stats)),
+            Event::Failed(error) => return Err(error),
             Event::Prefill { .. } => {}
         }
     }
     panic!("a stream ended without an end")
+}
+
+/// Tokens of a stream that does not fail, and its figures.
+pub fn collect(stream: GenerateStream) -> (Vec<u32>, GenerateStats) {
+    match outcome(stream) {
+        Ok((tokens, _, stats)) => (tokens, stats),
+        Err(error) => panic!("{error}"),
+    }
+}
+
+/// Waits until the engine has nothing left to do: the last answers may be out before their step has ended.
+pub fn settle(engine: &EngineHandle) {
+    while engine.health().step_age.is_some() {
+        std::thread::yield_now();
+    }
 }
 
 /// Greedy answer, and tokens of the prompt that were found.

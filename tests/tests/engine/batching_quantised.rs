@@ -2,10 +2,11 @@
 //! caches, and what is found of earlier requests changes nothing. On tiny checkpoints with the cpu plugin.
 
 use mlxcel::engine::{
-    CancelToken, EngineHandle, GenerateStream, KvType, KvTypes, LoadOptions, PrefixOptions,
+    CancelToken, EngineHandle, GenerateStream, KvType, KvTypes, LoadOptions, Lookahead,
+    PrefixOptions,
 };
 use mlxcel_tests::tiny::{
-    Kind, ask, begin, collect, nothing_kept, options, request, start, token_bytes, tokens,
+    Kind, MODES, ask, begin, collect, nothing_kept, options, request, start, token_bytes, tokens,
 };
 
 /// Plain layers, windows, layers that use another's keys, and layers with states between others.
@@ -16,11 +17,18 @@ const KINDS: [Kind; 4] = [
     ("qwen", "qwen3-next"),
 ];
 
-fn with(kv_type: KvType, parallel: usize) -> LoadOptions {
+fn with(kv_type: KvType, lookahead: Lookahead, parallel: usize) -> LoadOptions {
     LoadOptions {
         kv_types: KvTypes::both(kv_type),
+        lookahead,
         ..options(parallel)
     }
+}
+
+/// Both types in both modes.
+fn cases() -> impl Iterator<Item = (KvType, Lookahead)> {
+    let both = |kv_type| MODES.map(|lookahead| (kv_type, lookahead));
+    KvType::QUANTISED.into_iter().flat_map(both)
 }
 
 /// Prompts of mixed lengths; some begin alike, and part within a page and at its end.
@@ -36,7 +44,7 @@ fn prompts() -> Vec<Vec<u32>> {
 fn alone(kind: Kind, kv_type: KvType, prompts: &[Vec<u32>], count: usize) -> Vec<Vec<u32>> {
     let options = LoadOptions {
         prefix: nothing_kept(),
-        ..with(kv_type, 1)
+        ..with(kv_type, Lookahead::Off, 1)
     };
     let solo = start(kind, options).unwrap();
     let answer = |prompt: &Vec<u32>| ask(&solo, prompt, count);
@@ -61,10 +69,10 @@ fn all_at_once(engine: &EngineHandle, prompts: &[Vec<u32>], count: usize) -> Vec
 #[test]
 fn batched_answers_are_the_solo_answers() {
     for kind in KINDS {
-        for kv_type in KvType::QUANTISED {
+        for (kv_type, lookahead) in cases() {
             let prompts = prompts();
             let want = alone(kind, kv_type, &prompts, 20);
-            let batch = start(kind, with(kv_type, 6)).unwrap();
+            let batch = start(kind, with(kv_type, lookahead, 6)).unwrap();
             // Again and again: later rounds find what the earlier ones left.
             for round in 0..3 {
                 let found = all_at_once(&batch, &prompts, 20);
@@ -73,7 +81,7 @@ fn batched_answers_are_the_solo_answers() {
                     let len = prompt.len();
                     assert_eq!(
                         found, want,
-                        "{kind:?} {name}, round {round}, prompt of {len}"
+                        "{kind:?} {name}, {lookahead:?}, round {round}, prompt of {len}"
                     );
                 }
             }
@@ -84,7 +92,9 @@ fn batched_answers_are_the_solo_answers() {
 
 #[test]
 fn little_room_preempts_and_changes_nothing() {
-    for (kind, kv_type) in [(KINDS[0], KvType::Q8_0), (KINDS[3], KvType::Q4_0)] {
+    let cases = [(KINDS[0], KvType::Q8_0), (KINDS[3], KvType::Q4_0)];
+    let cases = cases.map(|(kind, kv_type)| MODES.map(|mode| (kind, kv_type, mode)));
+    for (kind, kv_type, lookahead) in cases.into_iter().flatten() {
         let prompts = prompts();
         let want = alone(kind, kv_type, &prompts, 30);
         let token_bytes = token_bytes(kind, kv_type);
@@ -96,11 +106,15 @@ fn little_room_preempts_and_changes_nothing() {
         let budget_bytes = 13 * state_bytes + 160 * token_bytes;
         let options = LoadOptions {
             kv_budget_bytes: Some(budget_bytes),
-            ..with(kv_type, 6)
+            ..with(kv_type, lookahead, 6)
         };
         let tight = start(kind, options).unwrap();
         for _ in 0..2 {
-            assert_eq!(all_at_once(&tight, &prompts, 30), want, "{kind:?}");
+            assert_eq!(
+                all_at_once(&tight, &prompts, 30),
+                want,
+                "{kind:?}, {lookahead:?}"
+            );
         }
         let figures = tight.figures();
         assert!(figures.preemptions > 0, "{figures:?}");
@@ -113,9 +127,9 @@ fn little_room_preempts_and_changes_nothing() {
 #[test]
 fn cancelled_requests_leave_others_alone() {
     let prompt = tokens(40, 3);
-    for kv_type in KvType::QUANTISED {
+    for (kv_type, lookahead) in cases() {
         let want = alone(KINDS[0], kv_type, std::slice::from_ref(&prompt), 25);
-        let engine = start(KINDS[0], with(kv_type, 4)).unwrap();
+        let engine = start(KINDS[0], with(kv_type, lookahead, 4)).unwrap();
         for round in 0..5usize {
             let cancel = CancelToken::default();
             let cancelled = engine
@@ -133,11 +147,11 @@ fn cancelled_requests_leave_others_alone() {
 
 #[test]
 fn a_prefix_of_every_length_gives_the_uncached_answer() {
-    for kv_type in KvType::QUANTISED {
-        let cached = start(KINDS[0], with(kv_type, 1)).unwrap();
+    for (kv_type, lookahead) in cases() {
+        let cached = start(KINDS[0], with(kv_type, lookahead, 1)).unwrap();
         let plain = LoadOptions {
             prefix: nothing_kept(),
-            ..with(kv_type, 1)
+            ..with(kv_type, Lookahead::Off, 1)
         };
         let plain = start(KINDS[0], plain).unwrap();
         let whole = tokens(70, 3);
@@ -153,24 +167,26 @@ fn a_prefix_of_every_length_gives_the_uncached_answer() {
 
 #[test]
 fn a_cache_cap_evicts_and_changes_nothing() {
-    let kind = KINDS[0];
-    let prompts = prompts();
-    let want = alone(kind, KvType::Q8_0, &prompts, 12);
-    let few_pages = PrefixOptions {
-        max_bytes: Some(3 * 32 * token_bytes(kind, KvType::Q8_0)),
-        ..PrefixOptions::default()
-    };
-    let options = LoadOptions {
-        prefix: few_pages,
-        ..with(KvType::Q8_0, 3)
-    };
-    let engine = start(kind, options).unwrap();
-    for _ in 0..3 {
-        assert_eq!(all_at_once(&engine, &prompts, 12), want);
+    for lookahead in MODES {
+        let kind = KINDS[0];
+        let prompts = prompts();
+        let want = alone(kind, KvType::Q8_0, &prompts, 12);
+        let few_pages = PrefixOptions {
+            max_bytes: Some(3 * 32 * token_bytes(kind, KvType::Q8_0)),
+            ..PrefixOptions::default()
+        };
+        let options = LoadOptions {
+            prefix: few_pages,
+            ..with(KvType::Q8_0, lookahead, 3)
+        };
+        let engine = start(kind, options).unwrap();
+        for _ in 0..3 {
+            assert_eq!(all_at_once(&engine, &prompts, 12), want);
+        }
+        // Figures are those of the last step: one more, after all of these have ended.
+        ask(&engine, &[3], 2);
+        let figures = engine.figures();
+        assert!(figures.prefix_pages <= 3, "{figures:?}");
+        assert!(figures.prefix.capped_pages > 0, "{figures:?}");
     }
-    // Figures are those of the last step: one more, after all of these have ended.
-    ask(&engine, &[3], 2);
-    let figures = engine.figures();
-    assert!(figures.prefix_pages <= 3, "{figures:?}");
-    assert!(figures.prefix.capped_pages > 0, "{figures:?}");
 }

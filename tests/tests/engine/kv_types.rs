@@ -1,21 +1,29 @@
 //! Caches in half and quantised types beside f32 activations, with layers of every kind that families describe: on tiny
 //! checkpoints with the cpu plugin, and through the server with a real model.
 
-use mlxcel::engine::{EngineHandle, KvType, KvTypes, LoadOptions};
+use mlxcel::engine::{KvType, KvTypes, LoadOptions};
 use mlxcel::plugin::DType;
 use mlxcel_tests::golden::{distance, folder, golden, ids};
 use mlxcel_tests::server::Server;
-use mlxcel_tests::tiny::{options, start};
+use mlxcel_tests::tiny::{Kind, options, start};
 use serde_json::json;
 
-fn engine(family: &'static str, variant: &'static str, kv_types: KvTypes) -> EngineHandle {
+/// Logits after every prompt of a checkpoint's golden data, and bytes of keys and values.
+fn scores(kind: Kind, kv_types: KvTypes) -> (Vec<Vec<f32>>, usize) {
     let options = LoadOptions {
         dtype: Some(DType::F32),
         kv_types,
         threads: 1,
         ..LoadOptions::default()
     };
-    start((family, variant), options).unwrap()
+    let engine = start(kind, options).unwrap();
+    let golden = golden(&folder(kind.0, kind.1));
+    let prompts = golden["prompts"].as_array().unwrap();
+    let score = |prompt: &serde_json::Value| engine.score(ids(&prompt["ids"])).unwrap();
+    let scores = prompts.iter().map(score).collect();
+    // Figures are those of the last step once the engine has taken another command.
+    engine.clear_prefix_cache().unwrap();
+    (scores, engine.figures().kv_bytes)
 }
 
 #[test]
@@ -32,19 +40,9 @@ fn every_kind_of_layer_takes_half_caches() {
         ("deepseek", "v32"),
         ("deepseek", "v4"),
     ] {
-        let prompts = golden(&folder(family, variant));
-        let prompts = prompts["prompts"].as_array().unwrap();
-        let scores = |kv_types| {
-            let engine = engine(family, variant, kv_types);
-            let score = |prompt: &serde_json::Value| engine.score(ids(&prompt["ids"])).unwrap();
-            let scores: Vec<_> = prompts.iter().map(score).collect();
-            // Figures are those of the last step once the engine has taken another command.
-            engine.clear_prefix_cache().unwrap();
-            (scores, engine.figures().kv_bytes)
-        };
-        let (exact, exact_bytes) = scores(KvTypes::both(DType::F32));
+        let (exact, exact_bytes) = scores((family, variant), KvTypes::both(DType::F32));
         for (dtype, limit) in [(DType::F16, 2e-3), (DType::BF16, 5e-2)] {
-            let (found, bytes) = scores(KvTypes::both(dtype));
+            let (found, bytes) = scores((family, variant), KvTypes::both(dtype));
             let off = found.iter().zip(&exact).map(|(a, b)| distance(a, b));
             let off = off.fold(0.0, f32::max);
             println!("{variant} in {}: {off:.1e}", dtype.name());
@@ -69,18 +67,9 @@ fn layers_with_heads_take_quantised_caches_of_the_size_that_the_formula_says() {
         ("gemma", "gemma4"),
         ("qwen", "qwen3-next"),
     ] {
-        let prompts = golden(&folder(family, variant));
-        let prompts = prompts["prompts"].as_array().unwrap();
-        let scores = |kv_types| {
-            let engine = engine(family, variant, kv_types);
-            let score = |prompt: &serde_json::Value| engine.score(ids(&prompt["ids"])).unwrap();
-            let scores: Vec<_> = prompts.iter().map(score).collect();
-            engine.clear_prefix_cache().unwrap();
-            (scores, engine.figures().kv_bytes)
-        };
-        let (exact, exact_bytes) = scores(KvTypes::both(DType::F32));
+        let (exact, exact_bytes) = scores((family, variant), KvTypes::both(DType::F32));
         for (kv_type, limit) in [(KvType::Q8_0, 2e-2), (KvType::Q4_0, 0.3)] {
-            let (found, bytes) = scores(KvTypes::both(kv_type));
+            let (found, bytes) = scores((family, variant), KvTypes::both(kv_type));
             let off = found.iter().zip(&exact).map(|(a, b)| distance(a, b));
             let off = off.fold(0.0, f32::max);
             let name = kv_type.name();

@@ -6,7 +6,7 @@ use std::thread;
 use mlxcel_tests::cli::Mlxcel;
 use mlxcel_tests::http::{Connection, request};
 use mlxcel_tests::scripted::continuation;
-use mlxcel_tests::server::{Ended, Server};
+use mlxcel_tests::server::{Ended, LOOKAHEAD, Server};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 
@@ -31,51 +31,55 @@ fn is_idle(server: &Server) -> bool {
 /// A thousand requests of every kind at once: right ones get the right text, and nothing is left of the others.
 #[test]
 fn a_thousand_requests_with_disconnects_and_rubbish() {
-    let server = Server::scripted(
-        &json!({"delay_us": 200}),
-        &[
-            "--temp",
-            "0",
-            "--metrics",
-            "--max-queue-depth",
-            "64",
-            "--max-body-bytes",
-            "20000",
-        ],
-    );
-    let clients = 8;
-    let files = || std::fs::read_dir(format!("/proc/{}/fd", server.id())).map(Iterator::count);
-    server
-        .post("/v1/completions", &json!({"prompt": "a", "max_tokens": 1}))
-        .success();
-    let files_before = files().ok();
-    thread::scope(|scope| {
-        for client in 0..clients {
-            let server = &server;
-            scope.spawn(move || {
-                for round in 0..125 {
-                    misbehave(server, client, client * 125 + round);
-                }
-            });
-        }
-    });
-    server.wait_for("all answers are over", is_idle);
-    assert_eq!(
-        server.metric("mlxcel_requests_total{model=\"scripted\",outcome=\"failed\"}"),
-        0.0
-    );
-    assert_eq!(server.get("/health").status, 200);
-    // Pages in use are the prefix cache's, and nothing else's.
-    let stats = server.get("/v1/cache/stats").success();
-    assert_eq!(stats["pool_pages_in_use"], stats["pages"]);
-    server.post("/v1/cache/reset", &json!({})).success();
-    server.wait_for("the pages are free", |server| {
-        server.get("/v1/cache/stats").success()["pool_pages_in_use"] == 0
-    });
-    server.wait_for("the connections are closed", |server| {
-        server.metric("mlxcel_connections") <= 1.0
-    });
-    server.wait_for("no file is left open", |_| files().ok() <= files_before);
+    for lookahead in LOOKAHEAD {
+        let server = Server::scripted(
+            &json!({"delay_us": 200}),
+            &[
+                "--lookahead",
+                lookahead,
+                "--temp",
+                "0",
+                "--metrics",
+                "--max-queue-depth",
+                "64",
+                "--max-body-bytes",
+                "20000",
+            ],
+        );
+        let clients = 8;
+        let files = || std::fs::read_dir(format!("/proc/{}/fd", server.id())).map(Iterator::count);
+        server
+            .post("/v1/completions", &json!({"prompt": "a", "max_tokens": 1}))
+            .success();
+        let files_before = files().ok();
+        thread::scope(|scope| {
+            for client in 0..clients {
+                let server = &server;
+                scope.spawn(move || {
+                    for round in 0..125 {
+                        misbehave(server, client, client * 125 + round);
+                    }
+                });
+            }
+        });
+        server.wait_for("all answers are over", is_idle);
+        assert_eq!(
+            server.metric("mlxcel_requests_total{model=\"scripted\",outcome=\"failed\"}"),
+            0.0
+        );
+        assert_eq!(server.get("/health").status, 200);
+        // Pages in use are the prefix cache's, and nothing else's.
+        let stats = server.get("/v1/cache/stats").success();
+        assert_eq!(stats["pool_pages_in_use"], stats["pages"]);
+        server.post("/v1/cache/reset", &json!({})).success();
+        server.wait_for("the pages are free", |server| {
+            server.get("/v1/cache/stats").success()["pool_pages_in_use"] == 0
+        });
+        server.wait_for("the connections are closed", |server| {
+            server.metric("mlxcel_connections") <= 1.0
+        });
+        server.wait_for("no file is left open", |_| files().ok() <= files_before);
+    }
 }
 
 fn misbehave(server: &Server, client: usize, number: usize) {
@@ -118,67 +122,77 @@ fn misbehave(server: &Server, client: usize, number: usize) {
 
 #[test]
 fn a_full_queue_refuses_at_once_and_says_when_to_come_back() {
-    let server = Server::scripted(
-        &json!({"delay_us": 20_000}),
-        &[
-            "--temp",
-            "0",
-            "--parallel",
-            "1",
-            "--max-queue-depth",
-            "2",
-            "--metrics",
-        ],
-    );
-    let mut running: Vec<Connection> = (0..3).map(|_| Connection::open(server.address())).collect();
-    for connection in &mut running {
-        connection.send("POST", "/v1/completions", &[], &completion("a", 3000, true));
-        assert_eq!(connection.head().status, 200);
+    for lookahead in LOOKAHEAD {
+        let server = Server::scripted(
+            &json!({"delay_us": 20_000}),
+            &[
+                "--lookahead",
+                lookahead,
+                "--temp",
+                "0",
+                "--parallel",
+                "1",
+                "--max-queue-depth",
+                "2",
+                "--metrics",
+            ],
+        );
+        let mut running: Vec<Connection> =
+            (0..3).map(|_| Connection::open(server.address())).collect();
+        for connection in &mut running {
+            connection.send("POST", "/v1/completions", &[], &completion("a", 3000, true));
+            assert_eq!(connection.head().status, 200);
+        }
+        let refused = server.post("/v1/completions", &json!({"prompt": "a"}));
+        assert_eq!(
+            (refused.status, refused.header("retry-after")),
+            (503, Some("1")),
+            "{}",
+            refused.text()
+        );
+        assert_eq!(refused.json()["error"]["code"], "queue_full");
+        assert_eq!(server.get("/health").status, 200);
+        drop(running);
+        server.wait_for("there is room again", |server| {
+            server
+                .post("/v1/completions", &json!({"prompt": "8"}))
+                .status
+                == 200
+        });
+        assert!(server.metric("mlxcel_requests_refused_total") >= 1.0);
     }
-    let refused = server.post("/v1/completions", &json!({"prompt": "a"}));
-    assert_eq!(
-        (refused.status, refused.header("retry-after")),
-        (503, Some("1")),
-        "{}",
-        refused.text()
-    );
-    assert_eq!(refused.json()["error"]["code"], "queue_full");
-    assert_eq!(server.get("/health").status, 200);
-    drop(running);
-    server.wait_for("there is room again", |server| {
-        server
-            .post("/v1/completions", &json!({"prompt": "8"}))
-            .status
-            == 200
-    });
-    assert!(server.metric("mlxcel_requests_refused_total") >= 1.0);
 }
 
 #[test]
 fn a_client_that_goes_away_ends_its_answer() {
-    let server = Server::scripted(&json!({"delay_us": 5_000}), &["--temp", "0", "--metrics"]);
-    for is_stream in [false, true] {
-        let before =
-            server.metric("mlxcel_requests_total{model=\"scripted\",outcome=\"cancelled\"}");
-        let mut connection = Connection::open(server.address());
-        connection.send(
-            "POST",
-            "/v1/completions",
-            &[],
-            &completion("a", 4000, is_stream),
+    for lookahead in LOOKAHEAD {
+        let server = Server::scripted(
+            &json!({"delay_us": 5_000}),
+            &["--temp", "0", "--lookahead", lookahead, "--metrics"],
         );
-        server.wait_for("it runs", |server| {
-            server.metric("llamacpp:requests_processing") > 0.0
-        });
-        drop(connection);
-        server.wait_for("it has ended", is_idle);
-        assert_eq!(
-            server.metric("mlxcel_requests_total{model=\"scripted\",outcome=\"cancelled\"}"),
-            before + 1.0
-        );
+        for is_stream in [false, true] {
+            let before =
+                server.metric("mlxcel_requests_total{model=\"scripted\",outcome=\"cancelled\"}");
+            let mut connection = Connection::open(server.address());
+            connection.send(
+                "POST",
+                "/v1/completions",
+                &[],
+                &completion("a", 4000, is_stream),
+            );
+            server.wait_for("it runs", |server| {
+                server.metric("llamacpp:requests_processing") > 0.0
+            });
+            drop(connection);
+            server.wait_for("it has ended", is_idle);
+            assert_eq!(
+                server.metric("mlxcel_requests_total{model=\"scripted\",outcome=\"cancelled\"}"),
+                before + 1.0
+            );
+        }
+        // 4,000 tokens would have taken 20 s each.
+        assert!(server.metric("llamacpp:n_decode_total") < 4_000.0);
     }
-    // 4,000 tokens would have taken 20 s each.
-    assert!(server.metric("llamacpp:n_decode_total") < 4_000.0);
 }
 
 #[test]
@@ -240,14 +254,19 @@ fn slow_senders_are_not_waited_for() {
 
 #[test]
 fn a_step_that_fails_ends_its_requests_and_no_others() {
-    let server = Server::scripted(&json!({"fail_at": 3}), &["--temp", "0", "--metrics"]);
-    let ask = || server.post("/v1/completions", &json!({"prompt": "a", "max_tokens": 9}));
-    let failed = ask();
-    assert_eq!(failed.status, 500, "{}", failed.text());
-    assert_eq!(failed.json()["error"]["type"], "server_error");
-    assert_eq!(ask().success()["choices"][0]["text"], "bcdefghij");
-    assert_eq!(server.metric("mlxcel_batch_failed_steps_total"), 1.0);
-    assert_eq!(server.get("/health").status, 200);
+    for lookahead in LOOKAHEAD {
+        let server = Server::scripted(
+            &json!({"fail_at": 3}),
+            &["--temp", "0", "--lookahead", lookahead, "--metrics"],
+        );
+        let ask = || server.post("/v1/completions", &json!({"prompt": "a", "max_tokens": 9}));
+        let failed = ask();
+        assert_eq!(failed.status, 500, "{}", failed.text());
+        assert_eq!(failed.json()["error"]["type"], "server_error");
+        assert_eq!(ask().success()["choices"][0]["text"], "bcdefghij");
+        assert_eq!(server.metric("mlxcel_batch_failed_steps_total"), 1.0);
+        assert_eq!(server.get("/health").status, 200);
+    }
 }
 
 #[test]
@@ -286,130 +305,167 @@ fn a_model_that_panicked_is_not_healthy_any_more() {
 
 #[test]
 fn a_reader_that_takes_nothing_is_given_up() {
-    let server = Server::scripted(
-        &json!({}),
-        &["--temp", "0", "--metrics", "--write-timeout", "1"],
-    );
-    let mut deaf = Connection::open(server.address());
-    let body = json!({"prompt": "a", "max_tokens": 4000, "n": 8, "stream": true}).to_string();
-    deaf.send("POST", "/v1/completions", &[], body.as_bytes());
-    // Others are served meanwhile.
-    assert_eq!(
-        server
-            .post("/v1/completions", &json!({"prompt": "7"}))
-            .success()["choices"][0]["text"],
-        "89!"
-    );
-    server.wait_for("it is given up", |server| {
-        server.metric("mlxcel_requests_total{model=\"scripted\",outcome=\"cancelled\"}")
-            + server.metric("mlxcel_requests_total{model=\"scripted\",outcome=\"failed\"}")
-            == 1.0
-    });
-    server.wait_for("it has ended", is_idle);
-    drop(deaf);
+    for lookahead in LOOKAHEAD {
+        let server = Server::scripted(
+            &json!({}),
+            &[
+                "--temp",
+                "0",
+                "--lookahead",
+                lookahead,
+                "--metrics",
+                "--write-timeout",
+                "1",
+            ],
+        );
+        let mut deaf = Connection::open(server.address());
+        let body = json!({"prompt": "a", "max_tokens": 4000, "n": 8, "stream": true}).to_string();
+        deaf.send("POST", "/v1/completions", &[], body.as_bytes());
+        // Others are served meanwhile.
+        assert_eq!(
+            server
+                .post("/v1/completions", &json!({"prompt": "7"}))
+                .success()["choices"][0]["text"],
+            "89!"
+        );
+        server.wait_for("it is given up", |server| {
+            server.metric("mlxcel_requests_total{model=\"scripted\",outcome=\"cancelled\"}")
+                + server.metric("mlxcel_requests_total{model=\"scripted\",outcome=\"failed\"}")
+                == 1.0
+        });
+        server.wait_for("it has ended", is_idle);
+        drop(deaf);
+    }
 }
 
 #[test]
 fn an_error_in_the_middle_of_a_stream_is_its_last_event() {
-    let server = Server::scripted(
-        &json!({"delay_us": 300_000, "fail_at": 5}),
-        &["--temp", "0"],
-    );
-    let answer = server.post(
-        "/v1/completions",
-        &json!({"prompt": "a", "max_tokens": 9, "stream": true}),
-    );
-    assert_eq!(answer.status, 200);
-    let events = answer.events();
-    let last: Value = serde_json::from_str(events.last().expect("an event")).expect("JSON");
-    assert_eq!(last["error"]["type"], "server_error", "{events:?}");
+    for lookahead in LOOKAHEAD {
+        let server = Server::scripted(
+            &json!({"delay_us": 300_000, "fail_at": 5}),
+            &["--temp", "0", "--lookahead", lookahead],
+        );
+        let answer = server.post(
+            "/v1/completions",
+            &json!({"prompt": "a", "max_tokens": 9, "stream": true}),
+        );
+        assert_eq!(answer.status, 200);
+        let events = answer.events();
+        let last: Value = serde_json::from_str(events.last().expect("an event")).expect("JSON");
+        assert_eq!(last["error"]["type"], "server_error", "{events:?}");
+    }
 }
 
 #[test]
 fn a_stuck_engine_is_told_and_nobody_waits_for_it() {
-    let server = Server::scripted(
-        &json!({"hang_at": 6}),
-        &["--temp", "0", "--step-timeout", "1", "--drain-timeout", "1"],
-    );
-    let answers: Vec<_> = thread::scope(|scope| {
-        let ask = |is_stream| {
-            let server = &server;
-            scope.spawn(move || {
-                server.post_bytes("/v1/completions", &completion("a", 100, is_stream))
-            })
-        };
-        let asked: Vec<_> = [false, true, false].map(ask).into_iter().collect();
-        asked
-            .into_iter()
-            .map(|thread| thread.join().expect("answered"))
-            .collect()
-    });
-    for answer in &answers {
-        assert!(
-            answer.status == 503 || answer.text().contains("\"code\":\"engine_stuck\""),
-            "{} {}",
-            answer.status,
-            answer.text()
+    for lookahead in LOOKAHEAD {
+        let server = Server::scripted(
+            &json!({"hang_at": 6}),
+            &[
+                "--temp",
+                "0",
+                "--lookahead",
+                lookahead,
+                "--step-timeout",
+                "1",
+                "--drain-timeout",
+                "1",
+            ],
         );
+        let answers: Vec<_> = thread::scope(|scope| {
+            let ask = |is_stream| {
+                let server = &server;
+                scope.spawn(move || {
+                    server.post_bytes("/v1/completions", &completion("a", 100, is_stream))
+                })
+            };
+            let asked: Vec<_> = [false, true, false].map(ask).into_iter().collect();
+            asked
+                .into_iter()
+                .map(|thread| thread.join().expect("answered"))
+                .collect()
+        });
+        for answer in &answers {
+            assert!(
+                answer.status == 503 || answer.text().contains("\"code\":\"engine_stuck\""),
+                "{} {}",
+                answer.status,
+                answer.text()
+            );
+        }
+        let health = server.get("/health");
+        assert_eq!(health.status, 503);
+        assert!(health.text().contains("stuck"), "{}", health.text());
+        assert_eq!(
+            server
+                .post("/v1/completions", &json!({"prompt": "a"}))
+                .status,
+            503
+        );
+        assert_eq!(server.get("/v1/models").status, 200);
+        let mut server = server;
+        signal(&server, Signal::TERM);
+        assert_eq!(server.wait().code, Some(0));
     }
-    let health = server.get("/health");
-    assert_eq!(health.status, 503);
-    assert!(health.text().contains("stuck"), "{}", health.text());
-    assert_eq!(
-        server
-            .post("/v1/completions", &json!({"prompt": "a"}))
-            .status,
-        503
-    );
-    assert_eq!(server.get("/v1/models").status, 200);
-    let mut server = server;
-    signal(&server, Signal::TERM);
-    assert_eq!(server.wait().code, Some(0));
 }
 
 #[test]
 fn answers_end_before_the_server_does() {
-    let mut server = Server::scripted(&json!({"delay_us": 10_000}), &["--temp", "0"]);
-    let mut connection = Connection::open(server.address());
-    connection.send("POST", "/v1/completions", &[], &completion("a", 60, true));
-    connection.head();
-    connection.chunk();
-    signal(&server, Signal::TERM);
-    server.wait_for("it drains", |server| server.get("/health").status == 503);
-    assert_eq!(
-        server
-            .post("/v1/completions", &json!({"prompt": "a"}))
-            .json()["error"]["code"],
-        "draining"
-    );
-    let mut rest = Vec::new();
-    while let Some(chunk) = connection.chunk() {
-        rest.extend(chunk);
+    for lookahead in LOOKAHEAD {
+        let mut server = Server::scripted(
+            &json!({"delay_us": 10_000}),
+            &["--temp", "0", "--lookahead", lookahead],
+        );
+        let mut connection = Connection::open(server.address());
+        connection.send("POST", "/v1/completions", &[], &completion("a", 60, true));
+        connection.head();
+        connection.chunk();
+        signal(&server, Signal::TERM);
+        server.wait_for("it drains", |server| server.get("/health").status == 503);
+        assert_eq!(
+            server
+                .post("/v1/completions", &json!({"prompt": "a"}))
+                .json()["error"]["code"],
+            "draining"
+        );
+        let mut rest = Vec::new();
+        while let Some(chunk) = connection.chunk() {
+            rest.extend(chunk);
+        }
+        assert!(String::from_utf8_lossy(&rest).ends_with("data: [DONE]\n\n"));
+        let Ended { code, stderr } = server.wait();
+        assert_eq!(code, Some(0), "{stderr}");
+        assert!(stderr.contains("all answers were finished"), "{stderr}");
     }
-    assert!(String::from_utf8_lossy(&rest).ends_with("data: [DONE]\n\n"));
-    let Ended { code, stderr } = server.wait();
-    assert_eq!(code, Some(0), "{stderr}");
-    assert!(stderr.contains("all answers were finished"), "{stderr}");
 }
 
 #[test]
 fn answers_that_take_too_long_are_ended_with_a_word() {
-    let mut server = Server::scripted(
-        &json!({"delay_us": 50_000}),
-        &["--temp", "0", "--drain-timeout", "0"],
-    );
-    let mut connection = Connection::open(server.address());
-    connection.send("POST", "/v1/completions", &[], &completion("a", 4000, true));
-    connection.head();
-    connection.chunk();
-    signal(&server, Signal::INT);
-    let mut rest = Vec::new();
-    while let Some(chunk) = connection.chunk() {
-        rest.extend(chunk);
+    for lookahead in LOOKAHEAD {
+        let mut server = Server::scripted(
+            &json!({"delay_us": 50_000}),
+            &[
+                "--temp",
+                "0",
+                "--lookahead",
+                lookahead,
+                "--drain-timeout",
+                "0",
+            ],
+        );
+        let mut connection = Connection::open(server.address());
+        connection.send("POST", "/v1/completions", &[], &completion("a", 4000, true));
+        connection.head();
+        connection.chunk();
+        signal(&server, Signal::INT);
+        let mut rest = Vec::new();
+        while let Some(chunk) = connection.chunk() {
+            rest.extend(chunk);
+        }
+        let rest = String::from_utf8_lossy(&rest);
+        assert!(rest.contains("\"code\":\"draining\""), "{rest}");
+        assert_eq!(server.wait().code, Some(0));
     }
-    let rest = String::from_utf8_lossy(&rest);
-    assert!(rest.contains("\"code\":\"draining\""), "{rest}");
-    assert_eq!(server.wait().code, Some(0));
 }
 
 #[test]

@@ -18,3 +18,4 @@ mod openai;
 mod order;
 mod real;
 mod sampling;
+mod several;

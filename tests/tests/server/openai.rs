@@ -1,11 +1,23 @@
 //! OpenAI's dialect of the server, over raw sockets, with a model whose answers are known.
 
 use mlxcel_tests::scripted::continuation;
-use mlxcel_tests::server::Server;
+use mlxcel_tests::server::{LOOKAHEAD, Server};
 use serde_json::{Value, json};
 
 fn server() -> Server {
-    Server::scripted(&json!({}), &["--alias", "scripted", "--temp", "0"])
+    ahead("off")
+}
+
+fn ahead(lookahead: &str) -> Server {
+    let flags = [
+        "--alias",
+        "scripted",
+        "--temp",
+        "0",
+        "--lookahead",
+        lookahead,
+    ];
+    Server::scripted(&json!({}), &flags)
 }
 
 fn chat(extra: Value) -> Value {
@@ -43,7 +55,13 @@ fn chunks(events: &[String]) -> Vec<Value> {
 
 #[test]
 fn a_chat_answer() {
-    let server = server();
+    insta::allow_duplicates! {
+        LOOKAHEAD.into_iter().for_each(chat_answer);
+    }
+}
+
+fn chat_answer(lookahead: &str) {
+    let server = ahead(lookahead);
     let answer = server.post(
         "/v1/chat/completions",
         &chat(json!({"max_tokens": 2, "logprobs": true, "top_logprobs": 1})),
@@ -140,7 +158,13 @@ fn a_chat_answer() {
 
 #[test]
 fn a_completion() {
-    let server = server();
+    insta::allow_duplicates! {
+        LOOKAHEAD.into_iter().for_each(whole_completion);
+    }
+}
+
+fn whole_completion(lookahead: &str) {
+    let server = ahead(lookahead);
     let body =
         json!({"prompt": ["a", [50, 51]], "n": 2, "max_tokens": 2, "logprobs": 0, "user": "me"});
     insta::assert_snapshot!(format!("{:#}", stable(server.post("/v1/completions", &body).success())), @r#"
@@ -281,56 +305,58 @@ fn a_completion() {
 /// Every route, streaming or not, gives the same text, reason and usage.
 #[test]
 fn streamed_answers_are_the_same_and_have_no_empty_deltas() {
-    let server = server();
-    for (extra, text, reason) in [
-        (json!({"max_tokens": 5}), "bcdef", "length"),
-        (json!({"stop": "de"}), "bc", "stop"),
-        (json!({"stop": ["xyz", "fg", "ghi"]}), "bcde", "stop"),
-        (json!({"stop": "efz", "max_tokens": 5}), "bcdef", "length"),
-        (json!({"max_completion_tokens": 1, "n": 3}), "b", "length"),
-    ] {
-        let body = with(json!({"prompt": "a"}), extra.clone());
-        let whole = server.post("/v1/completions", &body).success();
-        let streamed = server.post(
-            "/v1/completions",
-            &with(
-                body,
-                json!({"stream": true, "stream_options": {"include_usage": true}}),
-            ),
-        );
-        let chunks = chunks(&streamed.events());
-        assert_eq!(
-            chunks.last().expect("usage")["usage"],
-            whole["usage"],
-            "{extra}"
-        );
-        for (index, choice) in whole["choices"]
-            .as_array()
-            .expect("choices")
-            .iter()
-            .enumerate()
-        {
+    for lookahead in LOOKAHEAD {
+        let server = ahead(lookahead);
+        for (extra, text, reason) in [
+            (json!({"max_tokens": 5}), "bcdef", "length"),
+            (json!({"stop": "de"}), "bc", "stop"),
+            (json!({"stop": ["xyz", "fg", "ghi"]}), "bcde", "stop"),
+            (json!({"stop": "efz", "max_tokens": 5}), "bcdef", "length"),
+            (json!({"max_completion_tokens": 1, "n": 3}), "b", "length"),
+        ] {
+            let body = with(json!({"prompt": "a"}), extra.clone());
+            let whole = server.post("/v1/completions", &body).success();
+            let streamed = server.post(
+                "/v1/completions",
+                &with(
+                    body,
+                    json!({"stream": true, "stream_options": {"include_usage": true}}),
+                ),
+            );
+            let chunks = chunks(&streamed.events());
             assert_eq!(
-                (choice["text"].as_str(), choice["finish_reason"].as_str()),
-                (Some(text), Some(reason)),
+                chunks.last().expect("usage")["usage"],
+                whole["usage"],
                 "{extra}"
             );
-            let of_choice: Vec<&Value> = chunks
+            for (index, choice) in whole["choices"]
+                .as_array()
+                .expect("choices")
                 .iter()
-                .flat_map(|chunk| chunk["choices"].as_array().expect("choices"))
-                .filter(|choice| choice["index"] == index)
-                .collect();
-            let joined: String = of_choice
-                .iter()
-                .filter_map(|choice| choice["text"].as_str())
-                .collect();
-            assert_eq!(joined, text, "{extra}");
-            for choice in &of_choice {
+                .enumerate()
+            {
                 assert_eq!(
-                    choice["text"] == "",
-                    choice["finish_reason"] != Value::Null,
-                    "{extra}: {choice}"
+                    (choice["text"].as_str(), choice["finish_reason"].as_str()),
+                    (Some(text), Some(reason)),
+                    "{extra}"
                 );
+                let of_choice: Vec<&Value> = chunks
+                    .iter()
+                    .flat_map(|chunk| chunk["choices"].as_array().expect("choices"))
+                    .filter(|choice| choice["index"] == index)
+                    .collect();
+                let joined: String = of_choice
+                    .iter()
+                    .filter_map(|choice| choice["text"].as_str())
+                    .collect();
+                assert_eq!(joined, text, "{extra}");
+                for choice in &of_choice {
+                    assert_eq!(
+                        choice["text"] == "",
+                        choice["finish_reason"] != Value::Null,
+                        "{extra}: {choice}"
+                    );
+                }
             }
         }
     }
@@ -338,48 +364,61 @@ fn streamed_answers_are_the_same_and_have_no_empty_deltas() {
 
 #[test]
 fn characters_arrive_whole() {
-    let server = server();
-    let streamed = server.post(
-        "/v1/completions",
-        &json!({"prompt": "cost $", "stream": true}),
-    );
-    let texts: Vec<String> = chunks(&streamed.events())
-        .iter()
-        .filter_map(|chunk| chunk["choices"][0]["text"].as_str().map(str::to_owned))
-        .collect();
-    assert_eq!(texts, ["€", "!", ""]);
+    for lookahead in LOOKAHEAD {
+        let server = ahead(lookahead);
+        let streamed = server.post(
+            "/v1/completions",
+            &json!({"prompt": "cost $", "stream": true}),
+        );
+        let texts: Vec<String> = chunks(&streamed.events())
+            .iter()
+            .filter_map(|chunk| chunk["choices"][0]["text"].as_str().map(str::to_owned))
+            .collect();
+        assert_eq!(texts, ["€", "!", ""]);
+    }
 }
 
 #[test]
 fn a_seed_repeats_an_answer_and_several_answers_differ() {
-    let server = Server::scripted(
-        &json!({}),
-        &[
-            "--temp", "30", "--top-k", "0", "--min-p", "0", "--top-p", "1",
-        ],
-    );
-    let ask = |extra: Value| {
-        let answer = server
-            .post(
-                "/v1/completions",
-                &with(json!({"prompt": "a", "max_tokens": 12}), extra),
-            )
-            .success();
-        let texts: Vec<String> = answer["choices"]
-            .as_array()
-            .expect("choices")
-            .iter()
-            .map(|choice| choice["text"].as_str().expect("text").to_owned())
-            .collect();
-        texts
-    };
-    let three = ask(json!({"seed": 5, "n": 3}));
-    assert_eq!(three, ask(json!({"seed": 5, "n": 3})));
-    assert_eq!(three[0], ask(json!({"seed": 5}))[0]);
-    assert_eq!(three[1], ask(json!({"seed": 6}))[0]);
-    assert!(three[0] != three[1] && three[1] != three[2], "{three:?}");
-    assert_ne!(ask(json!({})), ask(json!({})));
-    assert_eq!(ask(json!({"temperature": 0})), [continuation("a", 12)]);
+    for lookahead in LOOKAHEAD {
+        let server = Server::scripted(
+            &json!({}),
+            &[
+                "--temp",
+                "30",
+                "--top-k",
+                "0",
+                "--min-p",
+                "0",
+                "--top-p",
+                "1",
+                "--lookahead",
+                lookahead,
+            ],
+        );
+        let ask = |extra: Value| {
+            let answer = server
+                .post(
+                    "/v1/completions",
+                    &with(json!({"prompt": "a", "max_tokens": 12}), extra),
+                )
+                .success();
+            let texts: Vec<String> = answer["choices"]
+                .as_array()
+                .expect("choices")
+                .iter()
+                .map(|choice| choice["text"].as_str().expect("text").to_owned())
+                .collect();
+            texts
+        };
+        let three = ask(json!({"seed": 5, "n": 3}));
+        assert_eq!(three, ask(json!({"seed": 5, "n": 3})));
+        assert_eq!(three[0], ask(json!({"seed": 5}))[0]);
+        assert_eq!(three[1], ask(json!({"seed": 6}))[0]);
+        assert!(three[0] != three[1] && three[1] != three[2], "{three:?}");
+        assert_ne!(ask(json!({})), ask(json!({})));
+        assert_eq!(ask(json!({"temperature": 0})), [continuation("a", 12)]);
+    }
 }
 
 /// What is not honoured is refused, by the name of the field.
@@ -463,26 +502,28 @@ fn fields_are_honoured_or_refused_by_name() {
 
 #[test]
 fn bias_and_penalties_work() {
-    let server = server();
-    let text = |extra: Value| {
-        let answer = server
-            .post(
-                "/v1/completions",
-                &with(json!({"prompt": "a", "max_tokens": 3}), extra),
-            )
-            .success();
-        answer["choices"][0]["text"]
-            .as_str()
-            .expect("text")
-            .to_owned()
-    };
-    assert_eq!(text(json!({"logit_bias": {"98": -100}}))[..1], *"\0");
-    assert_eq!(text(json!({"logit_bias": [["z", 100]]})), "zzz");
-    assert_eq!(text(json!({"ignore_eos": true, "prompt": "!"})).len(), 3);
-    assert_eq!(
-        text(json!({"prompt": "zabcdefghijklmnopqrstuvwxyza", "frequency_penalty": 100}))[..1],
-        *"\0"
-    );
+    for lookahead in LOOKAHEAD {
+        let server = ahead(lookahead);
+        let text = |extra: Value| {
+            let answer = server
+                .post(
+                    "/v1/completions",
+                    &with(json!({"prompt": "a", "max_tokens": 3}), extra),
+                )
+                .success();
+            answer["choices"][0]["text"]
+                .as_str()
+                .expect("text")
+                .to_owned()
+        };
+        assert_eq!(text(json!({"logit_bias": {"98": -100}}))[..1], *"\0");
+        assert_eq!(text(json!({"logit_bias": [["z", 100]]})), "zzz");
+        assert_eq!(text(json!({"ignore_eos": true, "prompt": "!"})).len(), 3);
+        assert_eq!(
+            text(json!({"prompt": "zabcdefghijklmnopqrstuvwxyza", "frequency_penalty": 100}))[..1],
+            *"\0"
+        );
+    }
 }
 
 #[test]
@@ -553,7 +594,13 @@ fn messages_and_prompts_that_make_no_sense_are_refused() {
 
 #[test]
 fn a_prompt_that_does_not_fit_is_refused_with_both_numbers() {
-    let server = server();
+    insta::allow_duplicates! {
+        LOOKAHEAD.into_iter().for_each(prompts_at_the_limit);
+    }
+}
+
+fn prompts_at_the_limit(lookahead: &str) {
+    let server = ahead(lookahead);
     let answer = server.post("/v1/completions", &json!({"prompt": "x".repeat(5000)}));
     insta::assert_snapshot!(answer.text(), @r#"{"error":{"message":"the prompt has 5000 tokens and the context holds 4096: shorten the prompt","type":"invalid_request_error","param":null,"code":"context_length_exceeded","n_prompt_tokens":5000,"n_ctx":4096}}"#);
     let native = server.post("/completion", &json!({"prompt": "x".repeat(5000)}));
@@ -573,30 +620,32 @@ fn a_prompt_that_does_not_fit_is_refused_with_both_numbers() {
 
 #[test]
 fn the_second_turn_reuses_the_first() {
-    let server = server();
-    let long = "word ".repeat(60);
-    let first = server
-        .post(
-            "/v1/chat/completions",
-            &json!({"messages": [{"role": "user", "content": long}], "max_tokens": 40}),
-        )
-        .success();
-    let answer = &first["choices"][0]["message"];
-    let messages =
-        json!([{"role": "user", "content": long}, answer, {"role": "user", "content": "more"}]);
-    let second = server
-        .post(
-            "/v1/chat/completions",
-            &json!({"messages": messages, "max_tokens": 1}),
-        )
-        .success();
-    let cached = second["usage"]["prompt_tokens_details"]["cached_tokens"]
-        .as_u64()
-        .expect("a number");
-    let before = first["usage"]["total_tokens"].as_u64().expect("a number");
-    assert_eq!(first["usage"]["prompt_tokens_details"]["cached_tokens"], 0);
-    // All of the first turn but the last token of its answer, which is never run.
-    assert_eq!(cached, before - 1);
+    for lookahead in LOOKAHEAD {
+        let server = ahead(lookahead);
+        let long = "word ".repeat(60);
+        let first = server
+            .post(
+                "/v1/chat/completions",
+                &json!({"messages": [{"role": "user", "content": long}], "max_tokens": 40}),
+            )
+            .success();
+        let answer = &first["choices"][0]["message"];
+        let messages =
+            json!([{"role": "user", "content": long}, answer, {"role": "user", "content": "more"}]);
+        let second = server
+            .post(
+                "/v1/chat/completions",
+                &json!({"messages": messages, "max_tokens": 1}),
+            )
+            .success();
+        let cached = second["usage"]["prompt_tokens_details"]["cached_tokens"]
+            .as_u64()
+            .expect("a number");
+        let before = first["usage"]["total_tokens"].as_u64().expect("a number");
+        assert_eq!(first["usage"]["prompt_tokens_details"]["cached_tokens"], 0);
+        // All of the first turn but the last token of its answer, which is never run.
+        assert_eq!(cached, before - 1);
+    }
 }
 
 #[test]

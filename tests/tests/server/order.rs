@@ -4,7 +4,7 @@ use std::thread;
 
 use mlxcel_tests::http::{Connection, Response, request};
 use mlxcel_tests::scripted::continuation;
-use mlxcel_tests::server::Server;
+use mlxcel_tests::server::{LOOKAHEAD, Server};
 use serde_json::{Value, json};
 
 /// Starts requests one after the other while another one has the only place, lets that one end, and gives the order in
@@ -83,23 +83,29 @@ const ONE_AT_A_TIME: [&str; 8] = [
 
 #[test]
 fn the_more_urgent_go_first_and_tenants_take_turns() {
-    let server = Server::scripted(&json!({"delay_us": 5_000}), &ONE_AT_A_TIME).with_key("one");
-    let bodies = [
-        (ask(1), "one"),
-        (ask(0), "one"),
-        (ask(-5), "one"),
-        (ask(1), "one"),
-    ];
-    assert_eq!(order(&server, &bodies), [2, 1, 0, 3]);
-    // The one that holds the place is the first tenant's, so the others have their turns before.
-    let bodies = [
-        (ask(0), "one"),
-        (ask(0), "one"),
-        (ask(0), "two"),
-        (ask(0), "two"),
-        (ask(0), "three"),
-    ];
-    assert_eq!(order(&server, &bodies), [2, 4, 0, 3, 1]);
+    for lookahead in LOOKAHEAD {
+        let server = Server::scripted(
+            &json!({"delay_us": 5_000}),
+            &[&ONE_AT_A_TIME[..], &["--lookahead", lookahead]].concat(),
+        )
+        .with_key("one");
+        let bodies = [
+            (ask(1), "one"),
+            (ask(0), "one"),
+            (ask(-5), "one"),
+            (ask(1), "one"),
+        ];
+        assert_eq!(order(&server, &bodies), [2, 1, 0, 3]);
+        // The one that holds the place is the first tenant's, so the others have their turns before.
+        let bodies = [
+            (ask(0), "one"),
+            (ask(0), "one"),
+            (ask(0), "two"),
+            (ask(0), "two"),
+            (ask(0), "three"),
+        ];
+        assert_eq!(order(&server, &bodies), [2, 4, 0, 3, 1]);
+    }
 }
 
 #[test]
@@ -165,83 +171,108 @@ fn bad_priorities_and_times_are_refused_by_name() {
 
 #[test]
 fn what_has_had_its_time_ends_with_an_error_and_gives_everything_back() {
-    let script = json!({"delay_us": 20_000});
-    let server = Server::scripted(&script, &["--temp", "0", "--metrics", "--parallel", "1"]);
-    let late = |body: &Value| {
-        let answer = server.post("/v1/completions", body);
-        assert_eq!(answer.status, 504, "{}", answer.text());
-        assert_eq!(answer.json()["error"]["code"], "answer_timeout");
-        assert_eq!(answer.json()["error"]["type"], "timeout_error");
-    };
-    // One that runs, and one that waits for it and never begins.
-    thread::scope(|scope| {
-        scope.spawn(|| late(&json!({"prompt": "a", "max_tokens": 4000, "timeout": 1.5})));
-        server.wait_for("it runs", |server| {
-            server.metric("llamacpp:requests_processing") > 0.0
+    for lookahead in LOOKAHEAD {
+        let script = json!({"delay_us": 20_000});
+        let server = Server::scripted(
+            &script,
+            &[
+                "--temp",
+                "0",
+                "--lookahead",
+                lookahead,
+                "--metrics",
+                "--parallel",
+                "1",
+            ],
+        );
+        let late = |body: &Value| {
+            let answer = server.post("/v1/completions", body);
+            assert_eq!(answer.status, 504, "{}", answer.text());
+            assert_eq!(answer.json()["error"]["code"], "answer_timeout");
+            assert_eq!(answer.json()["error"]["type"], "timeout_error");
+        };
+        // One that runs, and one that waits for it and never begins.
+        thread::scope(|scope| {
+            scope.spawn(|| late(&json!({"prompt": "a", "max_tokens": 4000, "timeout": 1.5})));
+            server.wait_for("it runs", |server| {
+                server.metric("llamacpp:requests_processing") > 0.0
+            });
+            late(&json!({"prompt": "b", "max_tokens": 4000, "timeout": 0.2}));
         });
-        late(&json!({"prompt": "b", "max_tokens": 4000, "timeout": 0.2}));
-    });
-    let stream = json!({"prompt": "a", "max_tokens": 4000, "timeout": 1.0, "stream": true});
-    let events = server.post("/v1/completions", &stream).events();
-    assert!(events.len() > 2);
-    assert!(
-        events[events.len() - 1].contains("answer_timeout"),
-        "{events:?}"
-    );
-    server.wait_for("all have left", |server| {
-        server.metric("llamacpp:requests_processing") + server.metric("mlxcel_queue_depth") == 0.0
-    });
-    server.post("/v1/cache/reset", &json!({})).success();
-    server.wait_for("the pages are free", |server| {
-        server.get("/v1/cache/stats").success()["pool_pages_in_use"] == 0
-    });
+        let stream = json!({"prompt": "a", "max_tokens": 4000, "timeout": 1.0, "stream": true});
+        let events = server.post("/v1/completions", &stream).events();
+        assert!(events.len() > 2);
+        assert!(
+            events[events.len() - 1].contains("answer_timeout"),
+            "{events:?}"
+        );
+        server.wait_for("all have left", |server| {
+            server.metric("llamacpp:requests_processing") + server.metric("mlxcel_queue_depth")
+                == 0.0
+        });
+        server.post("/v1/cache/reset", &json!({})).success();
+        server.wait_for("the pages are free", |server| {
+            server.get("/v1/cache/stats").success()["pool_pages_in_use"] == 0
+        });
+    }
 }
 
 #[test]
 fn a_generation_that_takes_too_long_ends_at_a_line_break() {
-    let server = Server::scripted(&json!({"delay_us": 3_000}), &["--temp", "0"]);
-    // The model never says a line break.
-    let body = json!({"prompt": "a", "n_predict": 60, "t_max_predict_ms": 1});
-    let answer = server.post("/completion", &body).success();
-    assert_eq!(
-        (
-            answer["tokens_predicted"].as_u64(),
-            answer["stop_type"].as_str()
-        ),
-        (Some(60), Some("limit"))
-    );
+    for lookahead in LOOKAHEAD {
+        let server = Server::scripted(
+            &json!({"delay_us": 3_000}),
+            &["--temp", "0", "--lookahead", lookahead],
+        );
+        // The model never says a line break.
+        let body = json!({"prompt": "a", "n_predict": 60, "t_max_predict_ms": 1});
+        let answer = server.post("/completion", &body).success();
+        assert_eq!(
+            (
+                answer["tokens_predicted"].as_u64(),
+                answer["stop_type"].as_str()
+            ),
+            (Some(60), Some("limit"))
+        );
+    }
 }
 
 #[test]
 fn a_long_urgent_prompt_starves_neither_answers_nor_prompts() {
-    let server = Server::scripted(
-        &json!({"delay_us": 10_000}),
-        &[
-            "--temp",
-            "0",
-            "--metrics",
-            "--prefill-chunk-size",
-            "64",
-            "--prefill-beside-decode",
-            "16",
-        ],
-    );
-    let long = json!({"prompt": "l".repeat(4000), "max_tokens": 1, "priority": -100}).to_string();
-    let mut connection = Connection::open(server.address());
-    connection.send("POST", "/v1/completions", &[], long.as_bytes());
-    server.wait_for("it runs", |server| {
-        server.metric("llamacpp:requests_processing") > 0.0
-    });
-    let body = json!({"prompt": "a".repeat(40), "max_tokens": 30, "priority": 100});
-    for _ in 0..2 {
-        let text = server.post("/v1/completions", &body).success()["choices"][0]["text"].clone();
-        assert_eq!(text, continuation("a", 30));
+    for lookahead in LOOKAHEAD {
+        let server = Server::scripted(
+            &json!({"delay_us": 10_000}),
+            &[
+                "--lookahead",
+                lookahead,
+                "--temp",
+                "0",
+                "--metrics",
+                "--prefill-chunk-size",
+                "64",
+                "--prefill-beside-decode",
+                "16",
+            ],
+        );
+        let long =
+            json!({"prompt": "l".repeat(4000), "max_tokens": 1, "priority": -100}).to_string();
+        let mut connection = Connection::open(server.address());
+        connection.send("POST", "/v1/completions", &[], long.as_bytes());
+        server.wait_for("it runs", |server| {
+            server.metric("llamacpp:requests_processing") > 0.0
+        });
+        let body = json!({"prompt": "a".repeat(40), "max_tokens": 30, "priority": 100});
+        for _ in 0..2 {
+            let text =
+                server.post("/v1/completions", &body).success()["choices"][0]["text"].clone();
+            assert_eq!(text, continuation("a", 30));
+        }
+        assert!(
+            server.metric("llamacpp:requests_processing") > 0.0,
+            "the long one has ended before"
+        );
+        connection.response().success();
     }
-    assert!(
-        server.metric("llamacpp:requests_processing") > 0.0,
-        "the long one has ended before"
-    );
-    connection.response().success();
 }
 
 #[test]
