@@ -47,6 +47,16 @@ pub enum ChatError {
         /// Rows of the embedding.
         model: usize,
     },
+    /// The model cannot give what would end its answers.
+    #[error(
+        "no answer would end: the end-of-sequence ids {ids} are all outside the model's {model} tokens"
+    )]
+    EndOfAnswer {
+        /// The ids, with where each was found.
+        ids: String,
+        /// Rows of the embedding.
+        model: usize,
+    },
 }
 
 /// What a checkpoint says about text: tokenizer, ends of answers, chat template.
@@ -67,7 +77,7 @@ pub struct ModelText {
 impl ModelText {
     /// Reads the text side of an opened checkpoint.
     pub fn of(opened: &OpenedModel) -> Result<Self, ChatError> {
-        let text = match opened.checkpoint.gguf() {
+        let mut text = match opened.checkpoint.gguf() {
             Some(file) => Self::of_gguf(file)?,
             None => Self::of_directory(&opened.checkpoint)?,
         };
@@ -75,6 +85,19 @@ impl ModelText {
         let (tokenizer, model) = (text.tokenizer.vocab_size(), opened.desc.vocab_size);
         if tokenizer > model {
             return Err(ChatError::Vocabulary { tokenizer, model });
+        }
+        let beyond: Vec<String> = text
+            .eos
+            .take_beyond(model)
+            .iter()
+            .map(ToString::to_string)
+            .collect();
+        if !beyond.is_empty() {
+            let ids = beyond.join(", ");
+            if text.eos.is_empty() {
+                return Err(ChatError::EndOfAnswer { ids, model });
+            }
+            tracing::warn!(%ids, model, "ids that end an answer and that the model does not have are left out");
         }
         Ok(text)
     }

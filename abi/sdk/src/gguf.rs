@@ -115,6 +115,20 @@ impl GgufSummary {
             })
     }
 
+    /// A count under `<architecture>.<key>` that must be there, from 1 to `most`.
+    pub fn count(&self, key: &str, most: usize) -> Result<usize> {
+        let number = self.number(key)?;
+        let count = number.as_u64().and_then(|n| usize::try_from(n).ok());
+        match count.filter(|n| (1..=most).contains(n)) {
+            Some(count) => Ok(count),
+            None => Err(Error::Config {
+                key: format!("{}.{key}", self.architecture()?),
+                found: number.to_string(),
+                expected: format!("an integer from 1 to {most}"),
+            }),
+        }
+    }
+
     /// A number under `<architecture>.<key>`, if there. Anything else under that key, a number that is
     /// not finite included, is an error and not an absent value.
     pub fn opt_number(&self, key: &str) -> Result<Option<&Value>> {

@@ -105,16 +105,7 @@ fn map_norm(adapter: &mut GgufAdapter, from: &str, to: &str) {
 
 /// A count of the metadata.
 pub(crate) fn count(summary: &GgufSummary, key: &str) -> Result<usize> {
-    let number = summary.number(key)?;
-    number
-        .as_u64()
-        .and_then(|n| usize::try_from(n).ok())
-        .filter(|n| (1..=65_536).contains(n))
-        .ok_or_else(|| Error::Config {
-            key: format!("{}.{key}", summary.architecture().unwrap_or_default()),
-            found: number.to_string(),
-            expected: "an integer from 1 to 65536".to_owned(),
-        })
+    summary.count(key, 65_536)
 }
 
 fn read_config(

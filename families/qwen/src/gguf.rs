@@ -125,17 +125,7 @@ pub(crate) fn refuse_pooling(summary: &GgufSummary) -> Result<()> {
 }
 
 pub(crate) fn count(summary: &GgufSummary, key: &str) -> Result<usize> {
-    const MOST: usize = 1 << 20;
-    let number = summary.number(key)?;
-    number
-        .as_u64()
-        .and_then(|n| usize::try_from(n).ok())
-        .filter(|n| (1..=MOST).contains(n))
-        .ok_or_else(|| Error::Config {
-            key: key.to_owned(),
-            found: number.to_string(),
-            expected: format!("an integer from 1 to {MOST}"),
-        })
+    summary.count(key, 1 << 20)
 }
 
 fn read_config(summary: &GgufSummary, kind: Kind, adapter: &mut GgufAdapter) -> Result<()> {

@@ -1,4 +1,5 @@
-//! `mlxcel inspect`: whether a model fits, from its headers alone. No weight is read. The backend that would run the model
+//! `mlxcel inspect`: whether a model fits, from its headers alone. No weight is read, unless its values are to be checked
+//! (`inspect_values`). The backend that would run the model
 //! is asked for the type of activations and caches and for its memory, so that the verdict is that of `run`.
 
 use std::path::Path;
@@ -16,6 +17,7 @@ use super::console::Console;
 use super::error::CliError;
 use super::exit::Exit;
 use super::generation::DTypeArg;
+use super::inspect_values;
 use super::kv_type::KvTypeArgs;
 use super::memory::{Plan, Verdict};
 use super::place::{loader, open_store, usable_catalogue};
@@ -44,6 +46,9 @@ pub struct InspectArgs {
     /// Backend plugin that would run it: `auto` or a name
     #[arg(long, value_name = "NAME", default_value = "auto")]
     backend: BackendChoice,
+    /// Read all weights and name the tensors that hold NaN or infinity, in place of the estimate
+    #[arg(long)]
+    check_values: bool,
     /// Write JSON
     #[arg(long)]
     json: bool,
@@ -75,6 +80,9 @@ pub fn run(args: &InspectArgs, console: &Console) -> Result<Exit, CliError> {
     let catalogue = usable_catalogue(&args.plugins)?;
     let loader = loader()?;
     let opened = open_model(&path, &catalogue, &loader, args.family.family.as_deref())?;
+    if args.check_values {
+        return inspect_values::check(&opened, &path, args.json, console);
+    }
     let backend = match loader.select_backend(&catalogue, &args.backend) {
         Ok(backend) => Some(backend),
         // The headers tell enough without; a backend that was named has to be there.

@@ -15,6 +15,7 @@ mod exit;
 mod generate;
 mod generation;
 mod inspect;
+mod inspect_values;
 mod interrupt;
 mod kv_type;
 mod list;

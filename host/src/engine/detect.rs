@@ -2,9 +2,11 @@
 
 use std::path::Path;
 
+use mlxcel_abi::status;
 use mlxcel_registry::arch::{ArchIndex, Decision, Query, decide};
-use mlxcel_registry::checkpoint::{Adapter, Checkpoint, GgufFile};
+use mlxcel_registry::checkpoint::{Adapter, Checkpoint, CheckpointError, GgufFile};
 use mlxcel_registry::plugin::Catalogue;
+use serde_json::Value;
 
 use crate::plugin::{CallError, Family, Loader};
 
@@ -64,9 +66,18 @@ fn open_directory(
 ) -> Result<(Checkpoint, Family, Decision), EngineError> {
     let checkpoint = Checkpoint::open_dir(path)?;
     let config = checkpoint.config();
-    let query = match config.get("model_type").and_then(|value| value.as_str()) {
-        Some(model_type) => Query::ModelType(model_type),
-        None => Query::Untyped,
+    let query = match config.get("model_type") {
+        None | Some(Value::Null) => Query::Untyped,
+        Some(Value::String(model_type)) => Query::ModelType(model_type),
+        Some(other) => {
+            let error = CheckpointError::Key {
+                path: path.join("config.json"),
+                key: "model_type",
+                found: other.to_string(),
+                expected: "a string: `mlxcel arch` lists those that are known",
+            };
+            return Err(error.into());
+        }
     };
     let detected = loader.detect(index, query, &config.to_string())?;
     Ok((checkpoint, detected.family, detected.decision))
@@ -77,6 +88,33 @@ struct Proposal {
     family: Family,
     arch: String,
     adapter: serde_json::Value,
+}
+
+/// Why architectures do not take a file.
+#[derive(Default)]
+struct Refusals {
+    /// Something is wrong with the file.
+    wrong: Vec<String>,
+    /// It is of a kind that another architecture may take.
+    unsupported: Vec<String>,
+}
+
+impl Refusals {
+    fn add(&mut self, arch: &str, error: &CallError) {
+        let list = match error.error.code {
+            status::UNIMPLEMENTED => &mut self.unsupported,
+            _ => &mut self.wrong,
+        };
+        list.push(format!("{arch}: {}", error.error.message));
+    }
+
+    /// What is wrong, from those who would take the file if it were right, else what is not supported.
+    fn text(&self) -> String {
+        match self.wrong.is_empty() {
+            true => self.unsupported.join("; "),
+            false => self.wrong.join("; "),
+        }
+    }
 }
 
 fn open_gguf(
@@ -98,12 +136,12 @@ fn open_gguf(
     let query = Query::Gguf(&arch);
     let mut proposals = Vec::new();
     let mut scores = Vec::new();
-    let mut refusals: Vec<String> = Vec::new();
+    let mut refusals = Refusals::default();
     for candidate in index.candidates(query) {
         let family = match loader.load_family(candidate.plugin) {
             Ok(family) => family,
             Err(error) => {
-                refusals.push(error.to_string());
+                refusals.wrong.push(error.to_string());
                 continue;
             }
         };
@@ -116,7 +154,7 @@ fn open_gguf(
             let adapter = match family.adapt_gguf(&record.id, &summary) {
                 Ok(adapter) => adapter,
                 Err(error) => {
-                    refusals.push(format!("{}: {}", record.id, error.error.message));
+                    refusals.add(&record.id, &error);
                     continue;
                 }
             };
@@ -138,12 +176,13 @@ fn open_gguf(
             });
         }
     }
+    let refusals = refusals.text();
     if proposals.is_empty() && !refusals.is_empty() {
         return Err(EngineError::Gguf {
             path: path.to_owned(),
             message: format!(
                 "no plugin can take this file of architecture \"{arch}\": {}",
-                refusals.join("; ")
+                refusals
             ),
         });
     }

@@ -35,7 +35,7 @@ pub enum SamplingError {
     Params(#[from] ParamError),
     /// The model produced something that is not a logit. The usual cause is an overflow in half precision.
     #[error(
-        "step {step}: the logit of token {token} is {value}, expected a number (numeric overflow in the model? --cache-type-k f32 --cache-type-v f32 rules out that of half caches)"
+        "step {step}: the logit of token {token} is {value}, expected a number (numeric overflow in the model? --cache-type-k f32 --cache-type-v f32 rules out that of half caches, `mlxcel inspect --check-values` damaged weights)"
     )]
     NotANumber {
         /// The step of the request, 0 for the first new token.

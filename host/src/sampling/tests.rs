@@ -175,8 +175,8 @@ fn bad_logits_name_the_step() {
         ]
         .join("\n"),
         @r"
-    step 3: the logit of token 1 is NaN, expected a number (numeric overflow in the model? --cache-type-k f32 --cache-type-v f32 rules out that of half caches)
-    step 4: the logit of token 2 is inf, expected a number (numeric overflow in the model? --cache-type-k f32 --cache-type-v f32 rules out that of half caches)
+    step 3: the logit of token 1 is NaN, expected a number (numeric overflow in the model? --cache-type-k f32 --cache-type-v f32 rules out that of half caches, `mlxcel inspect --check-values` damaged weights)
+    step 4: the logit of token 2 is inf, expected a number (numeric overflow in the model? --cache-type-k f32 --cache-type-v f32 rules out that of half caches, `mlxcel inspect --check-values` damaged weights)
     step 5: no token can be chosen, all 3 logits are -infinity
     "
     );

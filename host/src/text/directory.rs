@@ -6,17 +6,21 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
+use mlxcel_registry::checkpoint::json::{self, JsonLimits};
 use serde::Deserialize;
 use serde_json::Value;
 use tokenizers::AddedToken;
 
 use super::TextError;
-use super::guard::guarded;
+use super::guard::{guarded, plain_words};
 use super::tokenizer::{Framing, NamedTokens, Tokenizer};
 
 /// The largest published `tokenizer.json` have about 35 MB.
 const MAX_TOKENIZER_BYTES: u64 = 256 << 20;
-const MAX_CONFIG_BYTES: u64 = 32 << 20;
+const SIDE_FILES: JsonLimits = JsonLimits {
+    size_bytes: 32 << 20,
+    depth: 64,
+};
 
 /// The names under which `transformers` stores special tokens.
 const TOKEN_NAMES: [&str; 7] = [
@@ -74,8 +78,9 @@ impl Tokenizer {
         special_tokens_map: &Value,
         added_tokens: &Value,
     ) -> Result<Self, TextError> {
-        let shell: Shell = serde_json::from_slice(tokenizer_json)
-            .map_err(|error| TextError::invalid("tokenizer.json", error.to_string()))?;
+        let shell: Shell = serde_json::from_slice(tokenizer_json).map_err(|error| {
+            TextError::invalid("tokenizer.json", plain_words(&error.to_string()))
+        })?;
         if let Some(dropout) = shell.model.dropout.filter(|&dropout| dropout != 0.0) {
             let detail = format!(
                 "model.dropout is {dropout}, expected none: the same text would give varying ids"
@@ -266,9 +271,10 @@ fn other_format(dir: &Path) -> String {
 }
 
 pub(super) fn read_json(path: &Path) -> Result<Value, TextError> {
-    match read_optional(path, MAX_CONFIG_BYTES)? {
+    match read_optional(path, SIDE_FILES.size_bytes)? {
         None => Ok(Value::Null),
-        Some(bytes) => serde_json::from_slice(&bytes)
+        Some(bytes) => json::parse_object(&bytes, &SIDE_FILES)
+            .map(Value::Object)
             .map_err(|error| TextError::invalid(path.display().to_string(), error.to_string())),
     }
 }

@@ -59,6 +59,13 @@ pub struct EosEntry {
     pub sources: Vec<EosSource>,
 }
 
+impl fmt::Display for EosEntry {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let sources: Vec<String> = self.sources.iter().map(EosSource::to_string).collect();
+        write!(f, "{} ({})", self.id, sources.join(", "))
+    }
+}
+
 /// All ids that end an answer.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct EosSet {
@@ -107,6 +114,7 @@ impl EosSet {
             ),
         ] {
             found.add_json(file, value.get("eos_token_id"), source)?;
+            check_bos(file, value.get("bos_token_id"))?;
         }
         let spelled = tokenizer_config
             .get("eos_token")
@@ -151,6 +159,12 @@ impl EosSet {
         &self.entries
     }
 
+    /// Takes out the ids that a model of `vocab_size` tokens cannot give and returns them.
+    pub fn take_beyond(&mut self, vocab_size: usize) -> Vec<EosEntry> {
+        let is_beyond = |entry: &mut EosEntry| entry.id as usize >= vocab_size;
+        self.entries.extract_if(.., is_beyond).collect()
+    }
+
     /// The ids alone.
     pub fn ids(&self) -> impl Iterator<Item = u32> + '_ {
         self.entries.iter().map(|entry| entry.id)
@@ -159,6 +173,18 @@ impl EosSet {
     /// Whether no source names an id: answers then end only by length or stop string.
     pub fn is_empty(&self) -> bool {
         self.entries.is_empty()
+    }
+}
+
+/// The beginning is the tokenizer's affair. A value that is no id shows a file that was not written for a
+/// model.
+fn check_bos(file: &str, value: Option<&Value>) -> Result<(), TextError> {
+    match value {
+        None | Some(Value::Null | Value::Number(_) | Value::Array(_)) => Ok(()),
+        Some(other) => Err(TextError::invalid(
+            file,
+            format!("bos_token_id has {other}, expected a token id"),
+        )),
     }
 }
 

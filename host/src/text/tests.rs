@@ -365,6 +365,12 @@ fn eos_is_the_union_of_all_sources() {
         bad.to_string(),
         "`generation_config.json` is not valid: eos_token_id has -1, expected a token id or a list of them"
     );
+    let bos = json!({"bos_token_id": "1"});
+    let bad = EosSet::from_configs(&Value::Null, &bos, &Value::Null, &tokenizer).unwrap_err();
+    assert_eq!(
+        bad.to_string(),
+        "`config.json` is not valid: bos_token_id has \"1\", expected a token id"
+    );
     let gguf = GgufTokenizer {
         eos: Some(0),
         eom: Some(3),
@@ -373,6 +379,24 @@ fn eos_is_the_union_of_all_sources() {
     let eos = EosSet::from_gguf(&gguf, &tokenizer);
     assert_eq!(eos.ids().collect::<Vec<_>>(), [0, 2, 3]);
     assert_eq!(eos.entries()[1].sources, [EosSource::UsualName]);
+}
+
+#[test]
+fn ids_that_a_model_does_not_have_are_taken_out_with_their_sources() {
+    let mut eos = EosSet::from_configs(
+        &json!({"eos_token_id": [0, 1_000_000_000]}),
+        &json!({"eos_token_id": 1_000_000_000}),
+        &Value::Null,
+        &sentence(),
+    )
+    .unwrap();
+    let taken: Vec<String> = eos
+        .take_beyond(64)
+        .iter()
+        .map(ToString::to_string)
+        .collect();
+    insta::assert_snapshot!(taken.join("; "), @"1000000000 (generation_config.json eos_token_id, config.json eos_token_id)");
+    assert!(!eos.is_empty() && eos.ids().all(|id| id < 64));
 }
 
 #[test]

@@ -27,6 +27,18 @@ pub enum CheckpointError {
         /// What is there instead, and what to do.
         hint: String,
     },
+    /// A key of `config.json` that says what the checkpoint is has another type.
+    #[error("{path}: `{key}` is {found}, expected {expected}")]
+    Key {
+        /// The file.
+        path: PathBuf,
+        /// The key.
+        key: &'static str,
+        /// What is there.
+        found: String,
+        /// What is allowed.
+        expected: &'static str,
+    },
     /// The directory has no weights that can be read.
     #[error("{dir} has no *.safetensors file{hint}")]
     NoWeights {

@@ -29,6 +29,9 @@ pub const INDEX_LIMITS: JsonLimits = JsonLimits {
     depth: 8,
 };
 
+/// Of UTF-8.
+const BYTE_ORDER_MARK: &[u8] = b"\xef\xbb\xbf";
+
 /// Why a JSON document was refused.
 #[derive(Debug, thiserror::Error)]
 pub enum JsonError {
@@ -65,9 +68,10 @@ pub enum JsonError {
 /// Parses a document whose top level must be an object.
 ///
 /// Bare `NaN`, `Infinity` and `-Infinity`, which Python's writer puts into real config files, are read
-/// as the strings `"NaN"`, `"Infinity"` and `"-Infinity"`.
+/// as the strings `"NaN"`, `"Infinity"` and `"-Infinity"`. A byte order mark of UTF-8, which editors put in
+/// front, is left out.
 pub fn parse_object(text: &[u8], limits: &JsonLimits) -> Result<Map<String, Value>, JsonError> {
-    let text = bounded(text, limits)?;
+    let text = bounded(text.strip_prefix(BYTE_ORDER_MARK).unwrap_or(text), limits)?;
     match serde_json::from_slice(&text)? {
         Value::Object(map) => Ok(map),
         other => Err(JsonError::NotAnObject {
@@ -199,6 +203,12 @@ mod tests {
             "expected a json object, found null"
         );
         assert!(parse("").unwrap_err().starts_with("expected json: EOF"));
+    }
+
+    #[test]
+    fn a_byte_order_mark_is_left_out() {
+        assert_eq!(parse("\u{feff}{\"a\":1}"), Ok(serde_json::json!({"a": 1})));
+        assert!(parse("\u{feff}\u{feff}{}").is_err());
     }
 
     #[test]

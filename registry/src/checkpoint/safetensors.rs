@@ -312,6 +312,7 @@ fn refuse_overlaps_and_holes(
 }
 
 #[derive(Deserialize)]
+#[serde(expecting = "an object with dtype, shape and data_offsets")]
 struct RawEntry {
     dtype: String,
     shape: Dims,

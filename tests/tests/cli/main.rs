@@ -12,6 +12,7 @@
 mod bench;
 mod chat;
 mod checkpoints;
+mod faults;
 mod hub;
 mod models;
 mod plugins;

@@ -81,16 +81,7 @@ pub(crate) fn adapt(summary: &GgufSummary, kind: Kind) -> Result<GgufAdapter> {
 
 /// A small count of the metadata.
 fn count(summary: &GgufSummary, key: &str) -> Result<usize> {
-    let number = summary.number(key)?;
-    number
-        .as_u64()
-        .and_then(|n| usize::try_from(n).ok())
-        .filter(|n| (1..=4096).contains(n))
-        .ok_or_else(|| Error::Config {
-            key: key.to_owned(),
-            found: number.to_string(),
-            expected: "an integer from 1 to 4096".to_owned(),
-        })
+    summary.count(key, 4096)
 }
 
 fn read_kv_heads(summary: &GgufSummary, heads: usize, adapter: &mut GgufAdapter) -> Result<usize> {

@@ -183,7 +183,7 @@ fn contradictions_are_named() {
     `tokenizer.ggml.tokens` is not valid: 0 tokens, expected 1 to 4194304
     `tokenizer.ggml.token_type` is not valid: 1 types for 273 tokens
     `tokenizer.ggml.token_type` is not valid: token 0 has type 9, expected 0 to 6
-    `tokenizer.ggml.*_token_id` is not valid: id 5000 with 273 tokens
+    `tokenizer.ggml.eos_token_id` is not valid: 5000, expected less than the 273 tokens
     `tokenizer.ggml.tokens` is not valid: token `ā` occurs twice, the second time as id 7
     `tokenizer.ggml.merges` is not valid: merge 0 is `ab`, expected two pieces with a blank between
     `tokenizer.ggml.merges` is not valid: none of 1 merges has its pieces in the vocabulary

@@ -43,15 +43,18 @@ impl Vocabulary {
         for id in 0..count {
             kinds.push(kind(gguf.token_types.get(id).copied(), id)?);
         }
-        let ends = [gguf.bos, gguf.eos, gguf.eot, gguf.eom];
-        let others = [gguf.unk, gguf.pad];
-        for (index, id) in ends.into_iter().chain(others).enumerate() {
+        let ends = [
+            ("bos", gguf.bos),
+            ("eos", gguf.eos),
+            ("eot", gguf.eot),
+            ("eom", gguf.eom),
+        ];
+        let others = [("unknown", gguf.unk), ("padding", gguf.pad)];
+        for (index, (name, id)) in ends.into_iter().chain(others).enumerate() {
             let Some(id) = id else { continue };
             let place = kinds.get_mut(id as usize).ok_or_else(|| {
-                TextError::invalid(
-                    "tokenizer.ggml.*_token_id",
-                    format!("id {id} with {count} tokens"),
-                )
+                let key = format!("tokenizer.ggml.{name}_token_id");
+                TextError::invalid(key, format!("{id}, expected less than the {count} tokens"))
             })?;
             // Some files mark their ends as normal pieces; and without types, the named ids are all that is known.
             if index < ends.len() || gguf.token_types.is_empty() {
