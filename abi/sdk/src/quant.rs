@@ -8,7 +8,7 @@ pub use crate::ops::QuantizedTensor;
 use crate::{Error, Result, Weights};
 
 /// Loads a quantised weight of logical shape `leading + [rows, columns]` at `weights`, which has
-/// `weight`, `scales` and, when affine, `biases`.
+/// `weight`, `scales` and, when affine, `biases`; an affine weight without any is centred.
 pub fn load(
     weights: &Weights,
     spec: QuantSpec,
@@ -54,9 +54,10 @@ pub fn load(
             weights.tensor(name, &groups)
         }
     };
-    let (scales, biases) = if spec.mode == quant::AFFINE {
+    let (scales, biases) = if spec.mode == quant::AFFINE && weights.contains("biases") {
         (factors("scales")?, Some(factors("biases")?))
     } else {
+        // Exponents of the other modes, or the singles of a centred weight.
         (weights.stored("scales", &groups)?, None)
     };
     Ok(QuantizedTensor {

@@ -1,6 +1,6 @@
 //! Quantised matrices in MLX's layout: packed words along a row, a scale and a bias per group.
 //!
-//! `w = scale * q + bias`; element i of a row is the `bits` bits at bit `i * bits` of the row's
+//! `w = scale * q + bias`, or `w = scale * (q - 2^(bits - 1))` where it is centred; element i of a row is the `bits` bits at bit `i * bits` of the row's
 //! little-endian bit stream.
 
 /// Scales or biases, one per group of a row.
@@ -14,7 +14,15 @@ pub enum Scales<'a> {
     F32(&'a [f32]),
 }
 
-impl Scales<'_> {
+impl<'a> Scales<'a> {
+    fn part(self, start: usize, end: usize) -> Option<Scales<'a>> {
+        Some(match self {
+            Self::F16(s) => Self::F16(s.get(start..end)?),
+            Self::Bf16(s) => Self::Bf16(s.get(start..end)?),
+            Self::F32(s) => Self::F32(s.get(start..end)?),
+        })
+    }
+
     /// Number of values.
     pub fn len(&self) -> usize {
         match self {
@@ -59,6 +67,8 @@ pub struct QuantizedMatrix<'a> {
     columns: usize,
     bits: usize,
     group: usize,
+    /// Multiplies what is read as biases, which are the scales where it is centred.
+    bias_factor: f32,
 }
 
 impl<'a> QuantizedMatrix<'a> {
@@ -88,7 +98,42 @@ impl<'a> QuantizedMatrix<'a> {
             columns,
             bits,
             group,
+            bias_factor: 1.0,
         })
+    }
+
+    /// As [`QuantizedMatrix::new`], without biases: `w = scale * (q - 2^(bits - 1))`.
+    pub fn centred(
+        words: &'a [u32],
+        scales: Scales<'a>,
+        rows: usize,
+        columns: usize,
+        bits: usize,
+        group: usize,
+    ) -> Option<Self> {
+        let matrix = Self::new(words, scales, scales, rows, columns, bits, group)?;
+        Some(Self {
+            bias_factor: -((1u32 << (bits - 1)) as f32),
+            ..matrix
+        })
+    }
+
+    /// Rows `[start, start + count)`; none when they are not there.
+    pub fn rows_from(&self, start: usize, count: usize) -> Option<Self> {
+        let end = start.checked_add(count).filter(|end| *end <= self.rows)?;
+        let (words, groups) = (self.columns * self.bits / 32, self.groups());
+        Some(Self {
+            words: self.words.get(start * words..end * words)?,
+            scales: self.scales.part(start * groups, end * groups)?,
+            biases: self.biases.part(start * groups, end * groups)?,
+            rows: count,
+            ..*self
+        })
+    }
+
+    /// Multiplies what [`QuantizedMatrix::biases`] holds.
+    pub(crate) fn bias_factor(&self) -> f32 {
+        self.bias_factor
     }
 
     /// Packed words, row after row.
@@ -156,6 +201,7 @@ impl<'a> QuantizedMatrix<'a> {
     /// Biases of a row as f32.
     pub fn row_biases(&self, row: usize, out: &mut [f32]) {
         self.biases.read(row * self.groups(), out);
+        out.iter_mut().for_each(|bias| *bias *= self.bias_factor);
     }
 
     /// Expands a row. `factors` is scratch for `2 * groups()` values.
@@ -312,6 +358,35 @@ mod tests {
                             "{bits} {group}"
                         );
                     }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn centred_codes_have_their_middle_at_zero() {
+        let mut numbers = Numbers(2);
+        for (bits, group) in [(2, 32), (3, 16), (4, 32), (5, 64), (6, 16), (8, 128)] {
+            let (rows, columns) = (4, 2 * group);
+            let mut parts = parts(&mut numbers, rows, columns, bits, group);
+            let scales = Scales::F32(&parts.scales);
+            let whole =
+                QuantizedMatrix::centred(&parts.words, scales, rows, columns, bits, group).unwrap();
+            let part = whole.rows_from(1, 3).unwrap();
+            assert!(whole.rows_from(2, 3).is_none() && whole.has_one_type());
+            let (mut out, mut factors) = (vec![0.0; columns], vec![0.0; 2 * whole.groups()]);
+            let expanded: Vec<Vec<f32>> = (0..3)
+                .map(|row| {
+                    part.expand_row(row, &mut factors, &mut out);
+                    out.clone()
+                })
+                .collect();
+            let middle = -((1 << (bits - 1)) as f32);
+            parts.biases = parts.scales.iter().map(|scale| scale * middle).collect();
+            for (row, out) in expanded.iter().enumerate() {
+                for (column, x) in out.iter().enumerate() {
+                    let want = parts.element(row + 1, column, columns, bits, group);
+                    assert!((f64::from(*x) - want).abs() < 1e-4 * want.abs().max(1.0));
                 }
             }
         }

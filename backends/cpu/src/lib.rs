@@ -73,6 +73,7 @@ fn probe() -> Result<Probe> {
     );
     // Half the bytes that attention reads, and rounding that no perplexity shows (docs/OPERATIONS.md).
     details.insert("preferred_kv_dtype".to_owned(), Value::from("f16"));
+    details.insert("centred_forms".to_owned(), native::centred_forms());
     details.insert("isa".to_owned(), Value::from(features));
     Ok(Probe {
         score: SCORE,

@@ -3,7 +3,9 @@
 use std::fs;
 
 use crate::engine::estimate::{DEFAULT_HEADROOM_FACTOR, EstimateInputs, MemoryEstimate, estimate};
-use crate::engine::{KvType, KvTypes, LoadOptions, OpenedModel, Precision, preferred_dtype};
+use crate::engine::{
+    KvType, KvTypes, LoadOptions, OpenedModel, Precision, checkpoint_for, preferred_dtype,
+};
 use crate::plugin::{DType, SelectedBackend};
 
 use super::error::CliError;
@@ -224,11 +226,16 @@ impl Verdict {
                 .resolve(dtype, plan.precision, backend, &opened.desc)?,
             None => plan.kv_types.asked(dtype)?,
         };
+        let packed = match backend {
+            Some(backend) => checkpoint_for(opened, backend, dtype)?,
+            None => None,
+        };
+        let checkpoint = packed.as_ref().unwrap_or(&opened.checkpoint);
         let context = opened.desc.context_length as u64;
         let tokens = plan.tokens.unwrap_or(PLANNED_TOKENS.min(context));
         let headroom_factor = headroom_factor()?;
         let inputs = EstimateInputs {
-            weights_bytes: opened.checkpoint.weights_bytes(),
+            weights_bytes: checkpoint.weights_bytes(),
             tokens,
             batch: plan.batch,
             step_rows: plan.step_rows,

@@ -11,6 +11,7 @@ use super::detect::OpenedModel;
 use super::error::EngineError;
 use super::fingerprint::Fingerprint;
 use super::flight::Lookahead;
+use super::forms::checkpoint_for;
 use super::kv_types::{KvType, KvTypes};
 use super::prefix::PrefixLimits;
 use super::prefix_disk::{DiskOptions, DiskTier};
@@ -161,7 +162,9 @@ pub fn load_runner(
         compute_dtype: dtype,
         context_length: context_tokens as u32,
     };
-    let weights = CheckpointWeights::new(&opened.checkpoint, &backend, dtype, progress);
+    let packed = checkpoint_for(opened, selected, dtype)?;
+    let checkpoint = packed.as_ref().unwrap_or(&opened.checkpoint);
+    let weights = CheckpointWeights::new(checkpoint, &backend, dtype, progress);
     let model = opened.family.load(&backend, request, &weights)?;
     let device = selected
         .report
@@ -169,8 +172,15 @@ pub fn load_runner(
         .first()
         .map(|device| device.description.clone())
         .unwrap_or_default();
-    let (kv_tokens, checkpoints) =
-        cache_sizes(opened, selected, options, (kv_type, dtype), context_tokens);
+    let weights_bytes = checkpoint.weights_bytes();
+    let (kv_tokens, checkpoints) = cache_sizes(
+        opened,
+        selected,
+        options,
+        (kv_type, dtype),
+        context_tokens,
+        weights_bytes,
+    );
     let facts = EngineFacts {
         arch: opened.decision.arch.clone(),
         family: (
@@ -187,7 +197,7 @@ pub fn load_runner(
         context_tokens,
         kv_tokens,
         vocab_size: opened.desc.vocab_size,
-        weights_bytes: opened.checkpoint.weights_bytes(),
+        weights_bytes,
         load: started.elapsed(),
     };
     let page_bytes = opened.desc.kv_bytes_per_token(kv_type) * PAGE_SIZE;
@@ -300,6 +310,7 @@ fn cache_sizes(
     options: &LoadOptions,
     (kv_type, dtype): (KvType, DType),
     context_tokens: usize,
+    weights_bytes: u64,
 ) -> (usize, usize) {
     let parallel = options.limits.parallel.max(1);
     let wanted = context_tokens.saturating_mul(parallel);
@@ -309,7 +320,7 @@ fn cache_sizes(
         .devices
         .first()
         .map_or(0, |device| device.free_bytes);
-    let left_bytes = free_bytes.saturating_sub(opened.checkpoint.weights_bytes());
+    let left_bytes = free_bytes.saturating_sub(weights_bytes);
     let budget_bytes = match options.kv_budget_bytes {
         Some(bytes) => bytes,
         // The device does not tell: the requests' own bound is all there is.

@@ -33,7 +33,7 @@ pub use buffer::{AlignedBuffer, TensorBytes, TensorData};
 pub use dtype::{DType, TensorInfo, UnknownDType};
 pub use error::CheckpointError;
 pub use finite::NotFinite;
-pub use gguf::{Adapter, AdapterOp, AdapterTensor, GgufFile};
+pub use gguf::{Adapter, AdapterOp, AdapterTensor, CentredForm, GgufFile};
 pub use map::MappedFile;
 pub use open::Checkpoint;
 pub use quant::{QuantMode, QuantSpec};

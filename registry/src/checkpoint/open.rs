@@ -14,7 +14,7 @@ use super::directory::{Shards, file_names, open_shards};
 use super::dtype::{DType, TensorInfo};
 use super::error::CheckpointError;
 use super::fp8::{self, Fp8};
-use super::gguf::{Adapter, Converted, GgufFile};
+use super::gguf::{Adapter, CentredForm, Converted, GgufFile};
 use super::json::{self, CONFIG_LIMITS, JsonError};
 use super::map::MappedFile;
 use super::quant::{QuantError, QuantSpec, QuantTable};
@@ -119,6 +119,25 @@ impl Checkpoint {
     /// Opens a GGUF file, or all parts of a split one, up to where a family must say what it means.
     pub fn open_gguf(path: &Path) -> Result<GgufFile, CheckpointError> {
         GgufFile::open(path)
+    }
+
+    /// The same checkpoint with the tensors that have one of these centred forms packed in it; none where there are no
+    /// such tensors. A centred weight has scales and no biases: `scale * (code - 2^(bits - 1))`.
+    pub fn with_centred(&self, forms: &[CentredForm]) -> Result<Option<Self>, CheckpointError> {
+        let Source::Gguf(converted) = &self.source else {
+            return Ok(None);
+        };
+        let with = converted.with_centred(forms);
+        let with = with.map_err(|source| CheckpointError::Adapter {
+            path: self.path.clone(),
+            source: Box::new(source),
+        })?;
+        Ok(with.map(|converted| Checkpoint {
+            path: self.path.clone(),
+            config: self.config.clone(),
+            generation_config: self.generation_config.clone(),
+            source: Source::Gguf(Box::new(converted)),
+        }))
     }
 
     /// The directory, or the GGUF file.

@@ -6,7 +6,8 @@ use mlxcel_abi::{DType, Tensor as Handle};
 use crate::backend::Fused;
 use crate::{Error, Result, Tensor};
 
-/// A quantised weight `[.., N, K]` with its scales and, when affine, biases.
+/// A quantised weight `[.., N, K]` with its scales and, when affine, biases. An affine one without is centred, which only
+/// a backend that says so takes.
 #[derive(Clone)]
 pub struct QuantizedTensor {
     /// Packed values.

@@ -259,6 +259,7 @@ unsafe fn products<P: Path, K: Factor, const NIBBLES: bool, const R: usize, cons
             P::bytes::<K, R, M>(&rows, x, first)
         };
         let lanes = P::F::LANES;
+        let factor = P::F::splat(w.bias_factor());
         let mut g = 0;
         while g < groups {
             let n = (groups - g).min(lanes);
@@ -268,7 +269,7 @@ unsafe fn products<P: Path, K: Factor, const NIBBLES: bool, const R: usize, cons
                 sums[m] = <f32 as Factor>::load::<P::F>(from, n);
             }
             for r in 0..R {
-                let bias = K::load::<P::F>(quad.biases.add((skip + r) * groups + g), n);
+                let bias = K::load::<P::F>(quad.biases.add((skip + r) * groups + g), n).mul(factor);
                 for m in 0..M {
                     acc[r][m] = bias.mul_add(sums[m], acc[r][m]);
                 }

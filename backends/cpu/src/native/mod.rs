@@ -6,7 +6,9 @@
 //! dtypes, strided inputs, odd forms) goes to the slot it replaced, with the same result.
 
 mod attention;
+mod centred;
 mod conv;
+mod experts;
 mod fused;
 mod movement;
 mod ordering;
@@ -32,6 +34,8 @@ use mlxcel_cpu_kernels::{
     Isa, Pool, attention as attention_kernel, conv as conv_kernel, gemm, gemm_integers, qmatmul,
     row,
 };
+
+pub(crate) use centred::centred_forms;
 
 /// Hooks for the backend's description.
 pub(crate) const KERNELS: Kernels = Kernels { install, remove };
@@ -85,6 +89,7 @@ fn install(table: &mut BackendOps, settings: &KernelSettings) -> Result<()> {
     STATES.with_borrow_mut(|states| states.push(state));
     attention::install(table);
     conv::install(table);
+    experts::install(table);
     fused::install(table);
     movement::install(table);
     ordering::install(table);

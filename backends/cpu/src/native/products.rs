@@ -10,6 +10,7 @@ use mlxcel_cpu_kernels::gemm::{self, Product, Weight};
 use mlxcel_cpu_kernels::qmatmul::{self, Precision};
 use mlxcel_cpu_kernels::{Isa, QuantizedMatrix, Scales, dense, gemm_integers};
 
+use super::centred::{expanded, expanded_product, is_centred};
 use super::{State, filled, floats, slot};
 
 pub(super) fn install(table: &mut BackendOps) {
@@ -31,12 +32,20 @@ pub(super) fn precision(setting: KernelPrecision, isa: Isa) -> Precision {
 
 slot!(quantized_matmul(args: *const QuantizedMatmulArgs) |native, state| {
     // SAFETY: the slot's contract: a live argument struct.
-    quantized(native, state, &unsafe { QuantizedMatmulArgs::read(args) }?)
+    let args = unsafe { QuantizedMatmulArgs::read(args) }?;
+    match quantized(native, state, &args)? {
+        None if is_centred(&args.w) => expanded_product(native, state, &args, false),
+        made => Ok(made),
+    }
 });
 slot!(matmul(a: Tensor, b: Tensor) |native, state| plain(native, state, a, b));
-slot!(dequantize(w: *const QuantizedWeight, dtype: DType) |native, _state| {
+slot!(dequantize(w: *const QuantizedWeight, dtype: DType) |native, state| {
     // SAFETY: the slot's contract: a live argument struct.
-    expand(native, &unsafe { QuantizedWeight::read(w) }?, dtype)
+    let w = unsafe { QuantizedWeight::read(w) }?;
+    match expand(native, &w, dtype)? {
+        None if is_centred(&w) => expanded(native, state, &w, dtype),
+        made => Ok(made),
+    }
 });
 
 /// # Safety
@@ -62,14 +71,16 @@ pub(super) unsafe fn matrix<'a>(
     w: &QuantizedWeight,
     only_two: bool,
 ) -> Result<Option<QuantizedMatrix<'a>>> {
-    if w.spec.mode != quant::AFFINE || w.biases.is_none() {
+    let is_centred = is_centred(w);
+    if w.spec.mode != quant::AFFINE || (w.biases.is_none() && !is_centred) {
         return Ok(None);
     }
-    let (words, s, b) = (
-        native.view(w.weight)?,
-        native.view(w.scales)?,
-        native.view(w.biases)?,
-    );
+    let (words, s) = (native.view(w.weight)?, native.view(w.scales)?);
+    let b = if is_centred {
+        s
+    } else {
+        native.view(w.biases)?
+    };
     let rank = words.shape().len();
     let usable = [&words, &s, &b]
         .iter()
@@ -92,6 +103,12 @@ pub(super) unsafe fn matrix<'a>(
             return Ok(None);
         };
         let (bits, group) = (w.spec.bits as usize, w.spec.group_size as usize);
+        if is_centred {
+            let words = words.as_slice();
+            return Ok(QuantizedMatrix::centred(
+                words, s, rows, columns, bits, group,
+            ));
+        }
         Ok(QuantizedMatrix::new(
             words.as_slice(),
             s,
@@ -240,7 +257,11 @@ pub(super) fn plain_product(
     gemm::matmul(state.isa, &mut state.pool, &product, out, &state.panels)
 }
 
-fn expand(native: Native<'_>, w: &QuantizedWeight, dtype: DType) -> Result<Option<Tensor>> {
+pub(super) fn expand(
+    native: Native<'_>,
+    w: &QuantizedWeight,
+    dtype: DType,
+) -> Result<Option<Tensor>> {
     if dtype != DType::F32 {
         return Ok(None);
     }

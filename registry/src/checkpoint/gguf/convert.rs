@@ -3,10 +3,12 @@
 //! Owns the rule that every tensor of the file is accounted for. Reads headers only.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use serde_json::{Map, Value};
 
-use super::adapter::{Adapter, AdapterError};
+use super::adapter::{Adapter, AdapterError, AdapterTensor};
+use super::centred::{CentredForm, centred_form};
 use super::file::GgufFile;
 use super::load::ConvertError;
 use super::plan::{Part, Plan};
@@ -21,12 +23,13 @@ pub(crate) type PlannedTensor = (TensorInfo, usize, Part);
 /// A GGUF file seen through an adapter.
 #[derive(Debug)]
 pub(crate) struct Converted {
-    pub(crate) file: GgufFile,
+    pub(crate) file: Arc<GgufFile>,
     pub(crate) config: Map<String, Value>,
     pub(crate) tensors: BTreeMap<String, PlannedTensor>,
     /// By module path.
     pub(crate) quant: BTreeMap<String, QuantSpec>,
     plans: Vec<Plan>,
+    wanted: Arc<[AdapterTensor]>,
 }
 
 impl Converted {
@@ -45,13 +48,34 @@ impl Converted {
             }
         }
         refuse_leftovers(&file, &adapter)?;
+        let empty = Converted {
+            file: Arc::new(file),
+            config: adapter.config,
+            tensors: BTreeMap::new(),
+            quant: BTreeMap::new(),
+            plans: Vec::new(),
+            wanted: adapter.tensors.into(),
+        };
+        empty.planned(&[])
+    }
+
+    /// The same with tensors in the given centred forms, where there are such; none otherwise.
+    pub(crate) fn with_centred(&self, forms: &[CentredForm]) -> Result<Option<Self>, AdapterError> {
+        let is_such = |plan: &Plan| centred_form(plan.ty).is_some_and(|form| forms.contains(&form));
+        if !self.plans.iter().any(is_such) {
+            return Ok(None);
+        }
+        self.planned(forms).map(Some)
+    }
+
+    fn planned(&self, centred: &[CentredForm]) -> Result<Self, AdapterError> {
         let (mut tensors, mut quant, mut plans) = (BTreeMap::new(), BTreeMap::new(), Vec::new());
-        for wanted in &adapter.tensors {
-            let Some(source) = file.tensor(&wanted.from) else {
+        for wanted in self.wanted.iter() {
+            let Some(source) = self.file.tensor(&wanted.from) else {
                 let (from, to) = (wanted.from.clone(), wanted.to.clone());
                 return Err(AdapterError::UnknownSource { from, to });
             };
-            let plan = Plan::new(source, &wanted.to, &wanted.ops)?;
+            let plan = Plan::new(source, &wanted.to, &wanted.ops, centred)?;
             for (name, part) in parts(&plan, &wanted.to) {
                 let info = plan.info(part);
                 if tensors
@@ -70,11 +94,12 @@ impl Converted {
             plans.push(plan);
         }
         Ok(Converted {
-            file,
-            config: adapter.config,
+            file: Arc::clone(&self.file),
+            config: self.config.clone(),
             tensors,
             quant,
             plans,
+            wanted: Arc::clone(&self.wanted),
         })
     }
 
@@ -102,15 +127,14 @@ impl Converted {
     }
 }
 
-fn parts(plan: &Plan, to: &str) -> Vec<(String, Part)> {
-    match (plan.quant(), to.strip_suffix(".weight")) {
-        (Some(_), Some(path)) => vec![
-            (to.to_owned(), Part::Weight),
-            (format!("{path}.scales"), Part::Scales),
-            (format!("{path}.biases"), Part::Biases),
-        ],
-        _ => vec![(to.to_owned(), Part::Weight)],
-    }
+fn parts(plan: &Plan, to: &str) -> impl Iterator<Item = (String, Part)> {
+    // What is packed ends in `.weight`, see `Plan::new`.
+    let path = to.strip_suffix(".weight").unwrap_or(to);
+    plan.parts().iter().map(move |part| match part {
+        Part::Weight => (to.to_owned(), Part::Weight),
+        Part::Scales => (format!("{path}.scales"), Part::Scales),
+        Part::Biases => (format!("{path}.biases"), Part::Biases),
+    })
 }
 
 fn refuse_leftovers(file: &GgufFile, adapter: &Adapter) -> Result<(), AdapterError> {

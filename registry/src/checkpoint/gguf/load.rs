@@ -8,10 +8,11 @@ use std::sync::Arc;
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 
+use super::centred::centred_scales;
 use super::dequant::dequantize;
 use super::ggml_type::GgmlType;
 use super::plan::{Part, Plan, ValueOp};
-use super::repack::{GROUP_SIZE, affine_factors, half_factors, pack_codes};
+use super::repack::{affine_factors, half_factors, pack_codes};
 use super::rows::RowMap;
 use crate::checkpoint::buffer::{AlignedBuffer, TensorBytes, TensorData};
 use crate::checkpoint::dtype::DType;
@@ -117,13 +118,16 @@ impl Plan {
         {
             return Ok((DType::F16, buffer));
         }
-        let groups = self.rows.len() * self.row_elements / GROUP_SIZE;
+        let groups = self.rows.len() * self.row_elements / self.group_size;
         let (mut scales, mut biases) = (vec![0f32; groups], vec![0f32; groups]);
         self.for_each_run(source, |first, blocks| {
-            let first = first / GROUP_SIZE;
+            let first = first / self.group_size;
             let scales = scales.get_mut(first..).unwrap_or(&mut []);
             let biases = biases.get_mut(first..).unwrap_or(&mut []);
-            affine_factors(self.ty, blocks, scales, biases);
+            match self.is_centred {
+                true => centred_scales(self.ty, blocks, scales),
+                false => affine_factors(self.ty, blocks, scales, biases),
+            }
         });
         if !scales.iter().chain(&biases).all(|x| x.is_finite()) {
             let tensor = self.from.clone();
@@ -143,11 +147,13 @@ impl Plan {
     /// Scales or biases as halves; `None` when one of either is none, as both must have one type.
     fn half_factors(&self, source: &[u8], part: Part) -> Option<AlignedBuffer> {
         let mut fits = true;
-        let groups = self.rows.len() * self.row_elements / GROUP_SIZE;
+        let groups = self.rows.len() * self.row_elements / self.group_size;
         let mut buffer = AlignedBuffer::lasting(groups * 2);
         let out = buffer.as_mut_slice();
         self.for_each_run(source, |first, blocks| {
-            let out = out.get_mut(first / GROUP_SIZE * 2..).unwrap_or(&mut []);
+            let out = out
+                .get_mut(first / self.group_size * 2..)
+                .unwrap_or(&mut []);
             let groups = blocks
                 .chunks_exact(self.ty.block_bytes())
                 .zip(out.as_chunks_mut().0);

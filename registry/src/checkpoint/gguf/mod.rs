@@ -2,10 +2,12 @@
 //!
 //! A family turns [`GgufFile::summary_json`] into an [`Adapter`], which names and arranges the tensors;
 //! [`GgufFile::into_checkpoint`](GgufFile::into_checkpoint) makes the checkpoint. Types whose
-//! arithmetic is MLX's affine form are repacked without loss, the others become `F16` (see `repack`).
+//! arithmetic is MLX's affine form are repacked without loss, the others become `F16` (see `repack`), or what their
+//! reader asks for (see `centred`).
 //! Owns the file format and the arithmetic of its types. Must not know any architecture.
 
 mod adapter;
+mod centred;
 mod convert;
 mod cursor;
 mod dequant;
@@ -22,6 +24,7 @@ mod rows;
 mod summary;
 
 pub use adapter::{Adapter, AdapterError, AdapterOp, AdapterTensor};
+pub use centred::{CentredForm, centred_form};
 pub use dequant::dequantize;
 pub use error::GgufError;
 pub use file::GgufFile;

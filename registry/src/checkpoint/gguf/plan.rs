@@ -5,6 +5,7 @@
 //! that cannot be put on blocks ends that stage; it and all later ones act on plain values.
 
 use super::adapter::{AdapterError, AdapterOp};
+use super::centred::{CentredForm, centred_form};
 use super::ggml_type::GgmlType;
 use super::header::GgufTensor;
 use super::repack::{GROUP_SIZE, packed_bits};
@@ -35,6 +36,10 @@ pub(crate) struct Plan {
     pub(super) row_elements: usize,
     /// Bits per code when the tensor stays packed.
     pub(super) bits: Option<u32>,
+    /// Whether it is packed in the centred form.
+    pub(super) is_centred: bool,
+    /// Elements that share a scale when it stays packed.
+    pub(super) group_size: usize,
     pub(super) value_ops: Vec<ValueOp>,
     /// Shape of the values.
     pub(super) shape: Vec<usize>,
@@ -54,10 +59,13 @@ impl Plan {
         tensor: &GgufTensor,
         to: &str,
         ops: &[AdapterOp],
+        centred: &[CentredForm],
     ) -> Result<Self, AdapterError> {
         let row_elements = row_elements(tensor.ty, &tensor.shape);
         let total = tensor.shape.iter().product::<usize>() / row_elements.max(1);
         let is_packed = tensor.shape.len() >= 2 && to.ends_with(".weight");
+        let form = centred_form(tensor.ty).filter(|form| centred.contains(form));
+        let bits = form.map(|form| form.bits).or(packed_bits(tensor.ty));
         let mut planner = Planner {
             plan: Plan {
                 from: tensor.name.clone(),
@@ -65,7 +73,9 @@ impl Plan {
                 rows: RowMap::all(total),
                 row_bytes: row_elements / tensor.ty.block_elements() * tensor.ty.block_bytes(),
                 row_elements,
-                bits: packed_bits(tensor.ty).filter(|_| is_packed),
+                bits: bits.filter(|_| is_packed),
+                is_centred: form.is_some(),
+                group_size: form.map_or(GROUP_SIZE, |form| form.group_size as usize),
                 value_ops: Vec::new(),
                 shape: tensor.shape.clone(),
             },
@@ -84,7 +94,7 @@ impl Plan {
 
     /// How the tensor is quantised, if it stays packed.
     pub(super) fn quant(&self) -> Option<QuantSpec> {
-        let group_size = GROUP_SIZE as u32;
+        let group_size = self.group_size as u32;
         self.bits.map(|bits| QuantSpec {
             mode: QuantMode::Affine,
             bits,
@@ -125,7 +135,7 @@ impl Plan {
         if let Some(last) = shape.last_mut() {
             *last = match part {
                 Part::Weight => *last / WORD_BITS * bits as usize,
-                Part::Scales | Part::Biases => *last / GROUP_SIZE,
+                Part::Scales | Part::Biases => *last / self.group_size,
             };
         }
         if part == Part::Weight {
@@ -150,8 +160,17 @@ impl Plan {
     /// of two), `F32` where they are a product of two numbers.
     pub(super) fn factor_dtype(&self) -> DType {
         match self.ty {
-            GgmlType::Q4_K | GgmlType::Q5_K => DType::F32,
+            GgmlType::Q4_K | GgmlType::Q5_K | GgmlType::Q6_K => DType::F32,
             _ => DType::F16,
+        }
+    }
+
+    /// What the checkpoint has of it.
+    pub(super) fn parts(&self) -> &'static [Part] {
+        match (self.bits, self.is_centred) {
+            (None, _) => &[Part::Weight],
+            (Some(_), true) => &[Part::Weight, Part::Scales],
+            (Some(_), false) => &[Part::Weight, Part::Scales, Part::Biases],
         }
     }
 }
@@ -287,23 +306,32 @@ mod tests {
     use super::*;
 
     fn plan(ty: GgmlType, shape: &[usize], to: &str, ops: &[AdapterOp]) -> Result<Plan, String> {
+        plan_as(ty, shape, to, ops, &[])
+    }
+
+    fn plan_as(
+        ty: GgmlType,
+        shape: &[usize],
+        to: &str,
+        ops: &[AdapterOp],
+        centred: &[CentredForm],
+    ) -> Result<Plan, String> {
         let tensor = GgufTensor {
             name: "x".to_owned(),
             ty,
             shape: shape.to_vec(),
             range: 0..0,
         };
-        Plan::new(&tensor, to, ops).map_err(|error| error.to_string())
+        Plan::new(&tensor, to, ops, centred).map_err(|error| error.to_string())
     }
 
     fn described(ty: GgmlType, shape: &[usize], to: &str, ops: &[AdapterOp]) -> String {
-        let plan = plan(ty, shape, to, ops).unwrap();
-        let parts = match plan.bits {
-            Some(_) => vec![Part::Weight, Part::Scales, Part::Biases],
-            None => vec![Part::Weight],
-        };
-        let parts = parts.into_iter().map(|part| {
-            let info = plan.info(part);
+        parts_of(&plan(ty, shape, to, ops).unwrap())
+    }
+
+    fn parts_of(plan: &Plan) -> String {
+        let parts = plan.parts().iter().map(|part| {
+            let info = plan.info(*part);
             format!(
                 "{} {:?}{}",
                 info.dtype,
@@ -342,6 +370,24 @@ mod tests {
             described(Q4_1, &[2, 4, 64], "a.weight", &[]),
             "U32 [2, 4, 8], F16 [2, 4, 2], F16 [2, 4, 2]"
         );
+    }
+
+    #[test]
+    fn a_centred_form_is_for_who_takes_it() {
+        let taken = |bits, group_size, to: &str, ops: &[AdapterOp]| {
+            let forms = [CentredForm { bits, group_size }];
+            let plan = plan_as(GgmlType::Q6_K, &[4, 512], to, ops, &forms).unwrap();
+            (parts_of(&plan), plan.quant().map(|spec| spec.to_string()))
+        };
+        let rows = [AdapterOp::UnpermuteRope { heads: 2 }];
+        let packed = "U32 [4, 96], F32 [4, 32]".to_owned();
+        let spec = Some("affine bits 6 group_size 16".to_owned());
+        assert_eq!(taken(6, 16, "a.weight", &rows), (packed, spec));
+        let plain = ("F16 [4, 512]?".to_owned(), None);
+        assert_eq!(taken(6, 32, "a.weight", &rows), plain);
+        assert_eq!(taken(6, 16, "a.table", &rows), plain);
+        let plain = ("F16 [512, 4]?".to_owned(), None);
+        assert_eq!(taken(6, 16, "a.weight", &[AdapterOp::Transpose {}]), plain);
     }
 
     #[test]

@@ -5,7 +5,8 @@
 //! `i * bits`. (MLX says so for widths that divide 32; for 5 bits it follows from its `pack_factor` of 8
 //! codes in 5 bytes, and the golden vectors confirm it with MLX itself.)
 //! The types here have one scale, and a minimum or a fixed offset, per 32 elements, which is the same
-//! arithmetic. `Q2_K`, `Q3_K` and `Q6_K` have groups of 16, which MLX's affine form lacks.
+//! arithmetic. `Q2_K`, `Q3_K` and `Q6_K` have groups of 16, which MLX's affine form lacks. `Q6_K` has a centred form,
+//! `scale * (code - 32)`, for who takes that (see `centred`).
 //! Owns arithmetic. Must not know tensors or files.
 
 use half::f16;
@@ -83,12 +84,8 @@ pub fn pack_codes(ty: GgmlType, blocks: &[u8], out: &mut [u8]) {
                 pack_five_bits_k(qh, 2 * i + 1, qs, 4, high);
             }
         }),
-        GgmlType::F32
-        | GgmlType::F16
-        | GgmlType::BF16
-        | GgmlType::Q2_K
-        | GgmlType::Q3_K
-        | GgmlType::Q6_K => {}
+        GgmlType::Q6_K => each(blocks, out, super::centred::pack_q6_k),
+        GgmlType::F32 | GgmlType::F16 | GgmlType::BF16 | GgmlType::Q2_K | GgmlType::Q3_K => {}
     }
 }
 
@@ -176,7 +173,7 @@ fn minus_times_power(half: u16, log2: u16) -> u16 {
     }
 }
 
-fn each<const BYTES: usize, const OUT: usize>(
+pub(super) fn each<const BYTES: usize, const OUT: usize>(
     blocks: &[u8],
     out: &mut [u8],
     pack: impl Fn(&[u8; BYTES], &mut [u8; OUT]),

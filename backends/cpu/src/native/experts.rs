@@ -1,0 +1,296 @@
+//! Products with chosen matrices: the experts of a mixture.
+//!
+//! Rows are brought together by expert, so that an expert's weight is read once for all of its rows, and
+//! go through the same kernels as any other product.
+
+use mlxcel_abi::ops::BackendOps;
+use mlxcel_abi::ops_args::QuantizedMatmulArgs;
+use mlxcel_abi::{DType, Result, Tensor};
+use mlxcel_backend_mlx::native::{Native, View};
+use mlxcel_cpu_kernels::QuantizedMatrix;
+use mlxcel_cpu_kernels::gemm::Weight;
+use mlxcel_cpu_kernels::qmatmul;
+
+use super::centred::{expanded_product, is_centred};
+use super::products::{matrix, packed_product, plain_product};
+use super::{State, filled, floats, slot};
+
+pub(super) fn install(table: &mut BackendOps) {
+    table.gather_quantized_matmul = gather_quantized_matmul;
+    table.gather_matmul = gather_matmul;
+}
+
+slot!(gather_quantized_matmul(args: *const QuantizedMatmulArgs) |native, state| {
+    // SAFETY: the slot's contract: a live argument struct.
+    let args = unsafe { QuantizedMatmulArgs::read(args) }?;
+    match quantized(native, state, &args)? {
+        None if is_centred(&args.w) => expanded_product(native, state, &args, true),
+        made => Ok(made),
+    }
+});
+slot!(gather_matmul(a: Tensor, b: Tensor, lhs: Tensor, rhs: Tensor, sorted: u32) |native, state| {
+    // Rows are sorted here anyway.
+    let _ = sorted;
+    plain(native, state, [a, b, lhs, rhs])
+});
+
+/// Which rows meet which matrix: `pairs` products of `m` rows each.
+struct Choice {
+    /// Matrix of `x` and matrix of the weight for every product.
+    pairs: Vec<(usize, usize)>,
+    /// Rows of a matrix of `x`.
+    m: usize,
+    /// Columns of `x`.
+    columns: usize,
+    /// Leading axes of the result.
+    shape: Vec<i64>,
+}
+
+/// Values of indices in order, whatever the strides. None for other types and for negative ones.
+fn indices(view: &View) -> Option<Vec<usize>> {
+    if !matches!(view.dtype, DType::U32 | DType::I32) {
+        return None;
+    }
+    let mut at = vec![0i64; view.shape().len()];
+    let mut values = Vec::with_capacity(view.len());
+    for _ in 0..view.len() {
+        let offset: i64 = at.iter().zip(view.strides()).map(|(i, s)| i * s).sum();
+        // SAFETY: the strides of a view lead to elements of its tensor, which the caller holds; both types
+        // have 32 bits.
+        let bits = unsafe { view.data.cast::<u32>().offset(offset as isize).read() };
+        let is_negative = view.dtype == DType::I32 && bits.cast_signed() < 0;
+        values.push((!is_negative).then_some(bits as usize)?);
+        for (i, dim) in at.iter_mut().zip(view.shape()).rev() {
+            *i += 1;
+            if *i < *dim {
+                break;
+            }
+            *i = 0;
+        }
+    }
+    Some(values)
+}
+
+/// None where the indices do not fit, or choose in another way than the kernels do.
+fn choice(
+    native: &Native<'_>,
+    x: &View,
+    [lhs, rhs]: [Tensor; 2],
+    matrices: usize,
+) -> Result<Option<Choice>> {
+    let &[ref leading @ .., m, columns] = x.shape() else {
+        return Ok(None);
+    };
+    if rhs.is_none() {
+        return Ok(None);
+    }
+    let chosen = native.view(rhs)?;
+    let of_x = match lhs.is_none() {
+        true if leading == chosen.shape() => Some((0..chosen.len()).collect()),
+        true => None,
+        false => {
+            let view = native.view(lhs)?;
+            (view.shape() == chosen.shape())
+                .then(|| indices(&view))
+                .flatten()
+        }
+    };
+    let (Some(of_x), Some(of_w)) = (of_x, indices(&chosen)) else {
+        return Ok(None);
+    };
+    let most_x = leading.iter().product::<i64>() as usize;
+    let is_inside = of_x.iter().all(|i| *i < most_x) && of_w.iter().all(|i| *i < matrices);
+    if !is_inside || of_w.is_empty() {
+        return Ok(None);
+    }
+    Ok(Some(Choice {
+        pairs: of_x.into_iter().zip(of_w).collect(),
+        m: m as usize,
+        columns: columns as usize,
+        shape: chosen.shape().to_vec(),
+    }))
+}
+
+impl Choice {
+    /// Shape of the result with `rows` columns.
+    fn result(&self, rows: usize) -> Vec<i64> {
+        let mut shape = self.shape.clone();
+        shape.extend([self.m as i64, rows as i64]);
+        shape
+    }
+
+    /// The matrix of `x` that all products share, if they do and it is one row.
+    fn only_row(&self) -> Option<usize> {
+        let (first, _) = *self.pairs.first()?;
+        let is_same = self.pairs.iter().all(|(of_x, _)| *of_x == first);
+        (is_same && self.m == 1).then_some(first)
+    }
+
+    /// Calls `product` once for every matrix of the weight that is chosen, with all of its rows. False when it
+    /// gave false.
+    fn by_matrix(
+        &self,
+        x: &[f32],
+        rows: usize,
+        out: &mut [f32],
+        mut product: impl FnMut(usize, &[f32], &mut [f32]) -> bool,
+    ) -> bool {
+        let (taken, given) = (self.m * self.columns, self.m * rows);
+        let input = |of_x: usize| of_x * taken..(of_x + 1) * taken;
+        let output = |pair: usize| pair * given..(pair + 1) * given;
+        let mut order: Vec<usize> = (0..self.pairs.len()).collect();
+        order.sort_by_key(|pair| self.pairs.get(*pair).map(|(_, of_w)| *of_w));
+        let same = |a: &usize, b: &usize| {
+            let of_w = |pair: &usize| self.pairs.get(*pair).map(|(_, of_w)| *of_w);
+            of_w(a) == of_w(b)
+        };
+        let (mut together, mut results) = (Vec::new(), Vec::new());
+        for pairs in order.chunk_by(same) {
+            let Some(&(first, of_w)) = pairs.first().and_then(|pair| self.pairs.get(*pair)) else {
+                continue;
+            };
+            if let [pair] = *pairs {
+                let (Some(x), Some(out)) = (x.get(input(first)), out.get_mut(output(pair))) else {
+                    return false;
+                };
+                if !product(of_w, x, out) {
+                    return false;
+                }
+                continue;
+            }
+            together.clear();
+            for (of_x, _) in pairs.iter().filter_map(|pair| self.pairs.get(*pair)) {
+                together.extend_from_slice(x.get(input(*of_x)).unwrap_or_default());
+            }
+            results.clear();
+            results.resize(pairs.len() * given, 0.0);
+            if !product(of_w, &together, &mut results) {
+                return false;
+            }
+            for (pair, result) in pairs.iter().zip(results.chunks_exact(given)) {
+                if let Some(out) = out.get_mut(output(*pair)) {
+                    out.copy_from_slice(result);
+                }
+            }
+        }
+        true
+    }
+}
+
+fn quantized(
+    native: Native<'_>,
+    state: &mut State,
+    args: &QuantizedMatmulArgs,
+) -> Result<Option<Tensor>> {
+    if args.transpose != 1 {
+        return Ok(None);
+    }
+    // SAFETY: the caller holds the tensors during the call.
+    let (Some(x), Some(w)) = (floats(&native, args.x)?, unsafe {
+        matrix(&native, &args.w, false)
+    }?) else {
+        return Ok(None);
+    };
+    let &[matrices, rows, _] = native.view(args.w.weight)?.shape() else {
+        return Ok(None);
+    };
+    let (matrices, rows) = (matrices as usize, rows as usize);
+    if x.shape().last() != Some(&(w.columns() as i64)) {
+        return Ok(None);
+    }
+    let Some(choice) = choice(&native, &x, [args.lhs_indices, args.rhs_indices], matrices)? else {
+        return Ok(None);
+    };
+    // SAFETY: a contiguous f32 view of a tensor that the caller holds.
+    let input = unsafe { x.as_slice::<f32>() };
+    filled(
+        &native,
+        &choice.result(rows),
+        "gather_quantized_matmul",
+        |out| packed(state, &choice, input, &w, rows, out),
+    )
+}
+
+fn packed(
+    state: &mut State,
+    choice: &Choice,
+    x: &[f32],
+    w: &QuantizedMatrix<'_>,
+    rows: usize,
+    out: &mut [f32],
+) -> bool {
+    let of = |index: usize| w.rows_from(index * rows, rows);
+    // One row that meets several matrices is prepared once, and threads meet once for all of them.
+    if let Some(row) = choice.only_row().filter(|_| qmatmul::takes(1, w)) {
+        let x = x.get(row * choice.columns..(row + 1) * choice.columns);
+        let chosen = choice.pairs.iter().zip(out.chunks_exact_mut(rows));
+        let targets = chosen.map(|((_, of_w), y)| of(*of_w).map(|w| qmatmul::Target { w, y }));
+        let targets: Option<Vec<_>> = targets.collect();
+        let (Some(x), Some(mut targets)) = (x, targets) else {
+            return false;
+        };
+        return qmatmul::matmul(
+            state.isa,
+            state.precision,
+            &mut state.pool,
+            x,
+            &mut targets,
+            &mut state.prepared,
+        );
+    }
+    choice.by_matrix(x, rows, out, |index, x, out| {
+        of(index).is_some_and(|w| packed_product(state, x, w, out))
+    })
+}
+
+/// `a[lhs] @ b[rhs]` where `b` is the transposed view of row-major weights.
+fn plain(
+    native: Native<'_>,
+    state: &mut State,
+    [a, b, lhs, rhs]: [Tensor; 4],
+) -> Result<Option<Tensor>> {
+    let (Some(x), w) = (floats(&native, a)?, native.view(b)?) else {
+        return Ok(None);
+    };
+    let (&[matrices, columns, rows], &[apart, 1, stride]) = (w.shape(), w.strides()) else {
+        return Ok(None);
+    };
+    let fits = stride == columns
+        && x.shape().last() == Some(&columns)
+        && [matrices, columns, rows].iter().all(|n| *n > 0)
+        && apart >= rows * columns;
+    if !fits {
+        return Ok(None);
+    }
+    let [matrices, columns, rows, apart] = [matrices, columns, rows, apart].map(|n| n as usize);
+    let Some(choice) = choice(&native, &x, [lhs, rhs], matrices)? else {
+        return Ok(None);
+    };
+    let len = (matrices - 1) * apart + rows * columns;
+    // SAFETY: matrices of `rows * columns` elements in order, `apart` elements from each other, are what the
+    // strides say; the types are checked, and the caller holds the tensors.
+    let (input, weights) = unsafe {
+        let data = w.data;
+        let weights = match w.dtype {
+            DType::F32 => Weight::F32(core::slice::from_raw_parts(data.cast(), len)),
+            DType::F16 => Weight::F16(core::slice::from_raw_parts(data.cast(), len)),
+            DType::BF16 => Weight::Bf16(core::slice::from_raw_parts(data.cast(), len)),
+            _ => return Ok(None),
+        };
+        (x.as_slice::<f32>(), weights)
+    };
+    let of = |index: usize| {
+        let range = index * apart..index * apart + rows * columns;
+        Some(match weights {
+            Weight::F32(w) => Weight::F32(w.get(range)?),
+            Weight::F16(w) => Weight::F16(w.get(range)?),
+            Weight::Bf16(w) => Weight::Bf16(w.get(range)?),
+            Weight::Quantized(_) => return None,
+        })
+    };
+    filled(&native, &choice.result(rows), "gather_matmul", |out| {
+        choice.by_matrix(input, rows, out, |index, x, out| {
+            of(index).is_some_and(|w| plain_product(state, x, w, [rows, columns], out))
+        })
+    })
+}
