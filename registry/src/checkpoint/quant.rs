@@ -236,7 +236,7 @@ pub struct QuantTable {
     /// By module path; `None` means "not quantised".
     pub overrides: BTreeMap<String, Option<QuantSpec>>,
     /// A `quantization_config` that is not MLX's.
-    pub foreign: Option<Foreign>,
+    pub foreign: Option<Box<Foreign>>,
 }
 
 /// A description in the form of another library.

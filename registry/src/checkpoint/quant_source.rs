@@ -54,14 +54,14 @@ impl QuantTable {
 fn read(place: &str, key: &str, own: &Map<String, Value>) -> Result<QuantTable, QuantError> {
     match own.get("quant_method") {
         Some(method) if key == SHARED && !method.is_null() => Ok(QuantTable {
-            foreign: Some(Foreign {
+            foreign: Some(Box::new(Foreign {
                 method: match method {
                     Value::String(method) => method.clone(),
                     other => other.to_string(),
                 },
                 place: place.to_owned(),
                 settings: own.clone(),
-            }),
+            })),
             ..QuantTable::default()
         }),
         _ => QuantTable::from_object(place, own),
