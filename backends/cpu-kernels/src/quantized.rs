@@ -111,9 +111,23 @@ impl<'a> QuantizedMatrix<'a> {
         bits: usize,
         group: usize,
     ) -> Option<Self> {
+        let zero = (1u32 << bits.checked_sub(1)?) as f32;
+        Self::around(words, scales, rows, columns, bits, group, zero)
+    }
+
+    /// As [`QuantizedMatrix::centred`], with another code for 0: `w = scale * (q - zero)`.
+    pub(crate) fn around(
+        words: &'a [u32],
+        scales: Scales<'a>,
+        rows: usize,
+        columns: usize,
+        bits: usize,
+        group: usize,
+        zero: f32,
+    ) -> Option<Self> {
         let matrix = Self::new(words, scales, scales, rows, columns, bits, group)?;
         Some(Self {
-            bias_factor: -((1u32 << (bits - 1)) as f32),
+            bias_factor: -zero,
             ..matrix
         })
     }

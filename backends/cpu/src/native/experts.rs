@@ -13,7 +13,7 @@ use mlxcel_cpu_kernels::qmatmul;
 
 use super::centred::{expanded_product, is_centred};
 use super::products::{matrix, packed_product, plain_product};
-use super::{State, filled, floats, slot};
+use super::{State, filled, floats, mxfp4, slot};
 
 pub(super) fn install(table: &mut BackendOps) {
     table.gather_quantized_matmul = gather_quantized_matmul;
@@ -25,6 +25,7 @@ slot!(gather_quantized_matmul(args: *const QuantizedMatmulArgs) |native, state| 
     let args = unsafe { QuantizedMatmulArgs::read(args) }?;
     match quantized(native, state, &args)? {
         None if is_centred(&args.w) => expanded_product(native, state, &args, true),
+        None => mxfp4::gathered(native, state, &args),
         made => Ok(made),
     }
 });
@@ -35,7 +36,7 @@ slot!(gather_matmul(a: Tensor, b: Tensor, lhs: Tensor, rhs: Tensor, sorted: u32)
 });
 
 /// Which rows meet which matrix: `pairs` products of `m` rows each.
-struct Choice {
+pub(super) struct Choice {
     /// Matrix of `x` and matrix of the weight for every product.
     pairs: Vec<(usize, usize)>,
     /// Rows of a matrix of `x`.
@@ -72,7 +73,7 @@ fn indices(view: &View) -> Option<Vec<usize>> {
 }
 
 /// None where the indices do not fit, or choose in another way than the kernels do.
-fn choice(
+pub(super) fn choice(
     native: &Native<'_>,
     x: &View,
     [lhs, rhs]: [Tensor; 2],
@@ -113,22 +114,27 @@ fn choice(
 
 impl Choice {
     /// Shape of the result with `rows` columns.
-    fn result(&self, rows: usize) -> Vec<i64> {
+    pub(super) fn result(&self, rows: usize) -> Vec<i64> {
         let mut shape = self.shape.clone();
         shape.extend([self.m as i64, rows as i64]);
         shape
     }
 
     /// The matrix of `x` that all products share, if they do and it is one row.
-    fn only_row(&self) -> Option<usize> {
+    pub(super) fn only_row(&self) -> Option<usize> {
         let (first, _) = *self.pairs.first()?;
         let is_same = self.pairs.iter().all(|(of_x, _)| *of_x == first);
         (is_same && self.m == 1).then_some(first)
     }
 
+    /// The matrix of the weight for every product.
+    pub(super) fn matrices(&self) -> impl Iterator<Item = usize> {
+        self.pairs.iter().map(|(_, of_w)| *of_w)
+    }
+
     /// Calls `product` once for every matrix of the weight that is chosen, with all of its rows. False when it
     /// gave false.
-    fn by_matrix(
+    pub(super) fn by_matrix(
         &self,
         x: &[f32],
         rows: usize,
@@ -223,8 +229,8 @@ fn packed(
     // One row that meets several matrices is prepared once, and threads meet once for all of them.
     if let Some(row) = choice.only_row().filter(|_| qmatmul::takes(1, w)) {
         let x = x.get(row * choice.columns..(row + 1) * choice.columns);
-        let chosen = choice.pairs.iter().zip(out.chunks_exact_mut(rows));
-        let targets = chosen.map(|((_, of_w), y)| of(*of_w).map(|w| qmatmul::Target { w, y }));
+        let chosen = choice.matrices().zip(out.chunks_exact_mut(rows));
+        let targets = chosen.map(|(of_w, y)| of(of_w).map(|w| qmatmul::Target { w, y }));
         let targets: Option<Vec<_>> = targets.collect();
         let (Some(x), Some(mut targets)) = (x, targets) else {
             return false;

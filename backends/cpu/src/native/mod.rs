@@ -11,6 +11,7 @@ mod conv;
 mod experts;
 mod fused;
 mod movement;
+mod mxfp4;
 mod ordering;
 mod products;
 mod recurrent;

@@ -11,7 +11,7 @@ use mlxcel_cpu_kernels::qmatmul::{self, Precision};
 use mlxcel_cpu_kernels::{Isa, QuantizedMatrix, Scales, dense, gemm_integers};
 
 use super::centred::{expanded, expanded_product, is_centred};
-use super::{State, filled, floats, slot};
+use super::{State, filled, floats, mxfp4, slot};
 
 pub(super) fn install(table: &mut BackendOps) {
     table.quantized_matmul = quantized_matmul;
@@ -35,6 +35,7 @@ slot!(quantized_matmul(args: *const QuantizedMatmulArgs) |native, state| {
     let args = unsafe { QuantizedMatmulArgs::read(args) }?;
     match quantized(native, state, &args)? {
         None if is_centred(&args.w) => expanded_product(native, state, &args, false),
+        None => mxfp4::product(native, state, &args),
         made => Ok(made),
     }
 });
@@ -44,6 +45,7 @@ slot!(dequantize(w: *const QuantizedWeight, dtype: DType) |native, state| {
     let w = unsafe { QuantizedWeight::read(w) }?;
     match expand(native, &w, dtype)? {
         None if is_centred(&w) => expanded(native, state, &w, dtype),
+        None => mxfp4::expand(native, &w, dtype),
         made => Ok(made),
     }
 });
@@ -121,7 +123,7 @@ pub(super) unsafe fn matrix<'a>(
     }
 }
 
-fn with_last(shape: &[i64], last: usize) -> Vec<i64> {
+pub(super) fn with_last(shape: &[i64], last: usize) -> Vec<i64> {
     let mut shape = shape.to_vec();
     if let Some(end) = shape.last_mut() {
         *end = last as i64;
