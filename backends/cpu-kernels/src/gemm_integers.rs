@@ -13,6 +13,7 @@
 use std::sync::{Mutex, PoisonError};
 
 use crate::Isa;
+use crate::aligned::Aligned;
 use crate::isa::dispatch_bytes;
 use crate::pool::Pool;
 use crate::qmatmul::{self, Activation, Needs, Precision, Prepared, QUANT_GROUP, expand_codes};
@@ -28,10 +29,10 @@ pub struct Scratch {
     /// `[LANES][groups]` scales, then as many biases.
     factors: Vec<f32>,
     /// `[columns / 4][LANES]` words of four codes; for 16 bits `[columns / 2][LANES]` words of two.
-    panel: Vec<u32>,
+    panel: Aligned<u32>,
     /// `[groups][LANES]`, groups rounded up to 8.
-    scales: Vec<f32>,
-    biases: Vec<f32>,
+    scales: Aligned<f32>,
+    biases: Aligned<f32>,
 }
 
 /// A panel's product with all rows of `x`.
@@ -58,9 +59,9 @@ impl Scratch {
         let (row_words, row_groups) = (columns / 4, groups.next_multiple_of(8));
         self.rows.resize(row_words * all, 0);
         self.factors.resize(2 * row_groups * all, 0.0);
-        self.panel.resize(C::WORDS * row_words * all, 0);
-        self.scales.resize(row_groups * all, 0.0);
-        self.biases.resize(row_groups * all, 0.0);
+        self.panel.set_len(C::WORDS * row_words * all);
+        self.scales.set_len(row_groups * all);
+        self.biases.set_len(row_groups * all);
         if job.n < all {
             self.rows[job.n * row_words..].fill(0);
             self.factors.fill(0.0);

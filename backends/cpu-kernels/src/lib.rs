@@ -5,6 +5,7 @@
 //! exact mode; before products with quantised weights they are rounded to 16 bits in high and to 8 bits
 //! in fast mode. Storage may be narrower.
 
+mod aligned;
 pub mod attention;
 pub mod conv;
 pub mod dense;

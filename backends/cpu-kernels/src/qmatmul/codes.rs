@@ -31,6 +31,39 @@ pub(crate) unsafe fn expand<S: Simd>(from: *const u8, bits: usize, out: &mut [u8
     }
 }
 
+/// How codes of a width come out of 64-bit lanes: eight codes are `bits` bytes, a permutation brings them
+/// into a lane, and one instruction shifts every byte of a lane to its code.
+#[derive(Debug, Clone, Copy)]
+pub struct Unpacker {
+    pub(crate) bits: usize,
+    pub(crate) places: [u8; 64],
+    pub(crate) shifts: [u8; 64],
+    /// The bits of a code.
+    pub(crate) ones: u8,
+}
+
+impl Unpacker {
+    /// For codes of up to 8 bits.
+    fn new(bits: usize) -> Self {
+        Self {
+            bits,
+            places: core::array::from_fn(|i| ((i / 8) * bits + i % 8).min(63) as u8),
+            shifts: core::array::from_fn(|i| ((i % 8) * bits) as u8),
+            ones: 0xff >> (8 - bits),
+        }
+    }
+
+    /// None where the processor lacks the instructions, so that codes are better expanded to memory.
+    pub(crate) fn in_registers(isa: Isa, bits: usize) -> Option<Self> {
+        #[cfg(target_arch = "x86_64")]
+        if isa == Isa::Avx512Vnni && std::arch::is_x86_feature_detected!("avx512vbmi") {
+            return Some(Self::new(bits));
+        }
+        let _ = (isa, bits);
+        None
+    }
+}
+
 /// Expands a row as [`expand`] does, 64 codes at a time where the processor shifts bytes by
 /// different amounts (AVX-512 VBMI).
 ///
@@ -51,23 +84,16 @@ dispatch! {
     unsafe fn run_expand(from: *const u8, bits: usize, out: &mut [u8]) = expand
 }
 
-/// Eight codes are `bits` bytes: a permutation brings them into a 64-bit lane each, and one
-/// instruction shifts every byte of a lane to its code.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vbmi,bmi2")]
 unsafe fn expand_by_shifts(from: *const u8, bits: usize, out: &mut [u8]) {
     use core::arch::x86_64::*;
-    let mut places = [0u8; 64];
-    let mut shifts = [0u8; 64];
-    for (i, (place, shift)) in places.iter_mut().zip(&mut shifts).enumerate() {
-        *place = ((i / 8) * bits + i % 8).min(63) as u8;
-        *shift = ((i % 8) * bits) as u8;
-    }
+    let unpacker = Unpacker::new(bits);
     // SAFETY: 64 codes are `8 * bits` bytes, at most 64, and no others are loaded.
     unsafe {
-        let places = _mm512_loadu_si512(places.as_ptr().cast());
-        let shifts = _mm512_loadu_si512(shifts.as_ptr().cast());
-        let ones = _mm512_set1_epi8((0xffu32 >> (8 - bits)) as i8);
+        let places = _mm512_loadu_si512(unpacker.places.as_ptr().cast());
+        let shifts = _mm512_loadu_si512(unpacker.shifts.as_ptr().cast());
+        let ones = _mm512_set1_epi8(unpacker.ones as i8);
         let mut at = from;
         for out in out.chunks_mut(64) {
             let bytes = out.len() * bits / 8;

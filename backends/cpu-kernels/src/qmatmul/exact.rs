@@ -21,7 +21,7 @@ impl<S: Simd> Path for Exact<S> {
 
     #[inline(always)]
     unsafe fn nibbles<K: Factor, const R: usize, const M: usize>(
-        t: &Rows<K, R>,
+        t: &Rows<'_, K, R>,
         x: &Prepared,
         first: usize,
     ) -> [[S; M]; R] {
@@ -48,7 +48,7 @@ impl<S: Simd> Path for Exact<S> {
 
     #[inline(always)]
     unsafe fn bytes<K: Factor, const R: usize, const M: usize>(
-        t: &Rows<K, R>,
+        t: &Rows<'_, K, R>,
         x: &Prepared,
         first: usize,
     ) -> [[S; M]; R] {
@@ -86,7 +86,7 @@ impl<S: Simd> Path for Exact<S> {
 /// Eight nibbles of every lane of `R` rows.
 #[inline(always)]
 unsafe fn block<S: Simd, K: Factor, const R: usize, const M: usize, const WHOLE: bool>(
-    t: &Rows<K, R>,
+    t: &Rows<'_, K, R>,
     x: *const f32,
     stride: usize,
     places: S::Places,

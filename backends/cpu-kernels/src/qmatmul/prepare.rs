@@ -93,9 +93,11 @@ impl Prepared {
             .zip(needs.sums)
             .filter(|(_, n)| *n)
         {
-            sums.clear();
             // Rows that are no multiple of a group have no weights of that group.
-            sums.extend(x.chunks_exact(group).map(|g| g.iter().sum::<f32>()));
+            sums.set_len(x.len() / group);
+            for (sum, x) in sums.iter_mut().zip(x.chunks_exact(group)) {
+                *sum = x.iter().sum();
+            }
         }
         if needs.bytes {
             self.x.clear();

@@ -6,6 +6,7 @@
 //! activations is laid out in planes: element `e` of it is at plane `e % planes`, place `e / planes`.
 
 use crate::Isa;
+use crate::aligned::{Aligned, Number};
 use crate::isa::dispatch;
 use crate::pool::Pool;
 use crate::simd::Simd;
@@ -20,7 +21,7 @@ pub(crate) const GROUPS: [usize; 4] = [16, 32, 64, 128];
 const SERIAL_BELOW: usize = 16_384;
 
 /// An integer that activations are rounded to.
-pub(crate) trait Code: Copy + Default + Send + Sync + 'static {
+pub(crate) trait Code: Number + Send + Sync + 'static {
     /// What the largest activation of a group becomes.
     const LIMIT: f32;
     /// Planes of a block beside packed nibbles.
@@ -94,26 +95,26 @@ impl Needs {
 
 /// Codes in each layout.
 #[derive(Debug, Default)]
-pub(crate) struct Codes<C> {
+pub(crate) struct Codes<C: Code> {
     /// `[m, padded4]`, blocks of `8 * LANES` elements.
-    pub(crate) four: Vec<C>,
+    pub(crate) four: Aligned<C>,
     /// `[m, padded]`, blocks of `4 * LANES` elements.
-    pub(crate) bytes: Vec<C>,
+    pub(crate) bytes: Aligned<C>,
     /// `[m, columns]`, blocks of four elements.
-    pub(crate) panel: Vec<C>,
+    pub(crate) panel: Aligned<C>,
 }
 
 /// Their scales, and the sums of what they stand for.
 #[derive(Debug, Default)]
 pub(crate) struct Factors {
     /// Scale of every lane beside packed nibbles, `[m, padded4 / 8]`.
-    pub(crate) four: Vec<f32>,
+    pub(crate) four: Aligned<f32>,
     /// Scale of every lane beside bytes, `[m, padded / 4]`.
-    pub(crate) bytes: Vec<f32>,
+    pub(crate) bytes: Aligned<f32>,
     /// `[m, columns / QUANT_GROUP]`.
-    pub(crate) panel: Vec<f32>,
+    pub(crate) panel: Aligned<f32>,
     /// `[m, columns / group]` for each of `GROUPS`.
-    pub(crate) sums: [Vec<f32>; 4],
+    pub(crate) sums: [Aligned<f32>; 4],
 }
 
 /// Sizes of the rows.
@@ -195,7 +196,7 @@ pub(crate) fn round<C: Code>(
         scales_four: factors.four.as_mut_ptr(),
         scales_bytes: factors.bytes.as_mut_ptr(),
         scales_panel: factors.panel.as_mut_ptr(),
-        sums: factors.sums.each_mut().map(Vec::as_mut_ptr),
+        sums: factors.sums.each_mut().map(|sums| sums.as_mut_ptr()),
         first: 0,
         last: m,
     };
@@ -217,12 +218,12 @@ pub(crate) fn round<C: Code>(
 }
 
 /// Makes room for `m` rows of `padded`, of which `used` are written.
-fn resize<T: Copy + Default>(of: &mut Vec<T>, needed: bool, m: usize, used: usize, padded: usize) {
+fn resize<T: Number>(of: &mut Aligned<T>, needed: bool, m: usize, used: usize, padded: usize) {
     if !needed {
         return;
     }
     if of.len() != m * padded {
-        of.resize(m * padded, T::default());
+        of.set_len(m * padded);
     }
     // Codes behind a row's end meet weights of 0; a scale there must not be an old NaN.
     if used < padded {

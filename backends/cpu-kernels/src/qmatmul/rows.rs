@@ -6,7 +6,7 @@
     reason = "rows and columns of register tiles are indices into several arrays at once"
 )]
 
-use super::codes;
+use super::codes::{self, Unpacker};
 use super::exact::Exact;
 use super::integers::{Activation, Integers};
 use super::prepare::{Precision, Prepared};
@@ -21,7 +21,7 @@ use crate::simd::bytes::Bytes;
 pub(crate) const QUAD: usize = 4;
 
 /// `R` rows of a weight.
-pub(crate) struct Rows<K, const R: usize> {
+pub(crate) struct Rows<'a, K, const R: usize> {
     /// First byte of each row: packed nibbles, or one code a byte.
     pub(crate) bytes: [*const u8; R],
     /// First scale of each row.
@@ -36,6 +36,28 @@ pub(crate) struct Rows<K, const R: usize> {
     pub(crate) small: bool,
     /// Distance of the prefetch in bytes.
     pub(crate) ahead: usize,
+    /// Whether a row of four scales or more lies behind these.
+    pub(crate) has_next: bool,
+    /// For codes that are neither nibbles nor bytes and come out of their packed form in registers.
+    pub(crate) unpacker: Option<&'a Unpacker>,
+}
+
+impl<K, const R: usize> Rows<'_, K, R> {
+    /// One of them.
+    #[inline(always)]
+    pub(crate) fn row(&self, r: usize) -> Rows<'_, K, 1> {
+        Rows {
+            bytes: [self.bytes[r]],
+            scales: [self.scales[r]],
+            row_bytes: self.row_bytes,
+            groups: self.groups,
+            group_log2: self.group_log2,
+            small: self.small,
+            ahead: self.ahead,
+            has_next: self.has_next || (r + 1 < R && self.groups >= 4),
+            unpacker: self.unpacker,
+        }
+    }
 }
 
 /// The inner loops: sums over lanes are left to the caller.
@@ -44,13 +66,13 @@ pub(crate) trait Path {
     type F: Simd;
     /// 4 bits. Rows `first..first + M` of `x`.
     unsafe fn nibbles<K: Factor, const R: usize, const M: usize>(
-        t: &Rows<K, R>,
+        t: &Rows<'_, K, R>,
         x: &Prepared,
         first: usize,
     ) -> [[Self::F; M]; R];
     /// One code a byte.
     unsafe fn bytes<K: Factor, const R: usize, const M: usize>(
-        t: &Rows<K, R>,
+        t: &Rows<'_, K, R>,
         x: &Prepared,
         first: usize,
     ) -> [[Self::F; M]; R];
@@ -82,7 +104,13 @@ pub(crate) unsafe fn run<K: Factor>(
 ) {
     let w = share.w;
     let bits = w.bits();
-    let mut scratch = if w.has_nibbles() || bits == 8 {
+    let is_plain = w.has_nibbles() || bits == 8;
+    let unpacker = match precision {
+        Precision::Exact => None,
+        _ if is_plain => None,
+        _ => Unpacker::in_registers(isa, bits),
+    };
+    let mut scratch = if is_plain || unpacker.is_some() {
         Vec::new()
     } else {
         vec![0u8; QUAD * w.columns()]
@@ -114,6 +142,7 @@ pub(crate) unsafe fn run<K: Factor>(
                 ahead,
                 scales: scales.add(row * w.groups()),
                 biases: biases.add(row * w.groups()),
+                unpacker: unpacker.as_ref(),
             };
             if w.has_nibbles() {
                 at.all::<true>(isa, precision, n);
@@ -134,6 +163,7 @@ pub(crate) struct Quad<'a, K> {
     ahead: usize,
     scales: *const K,
     biases: *const K,
+    unpacker: Option<&'a Unpacker>,
 }
 
 impl<K: Factor> Quad<'_, K> {
@@ -243,6 +273,8 @@ unsafe fn products<P: Path, K: Factor, const NIBBLES: bool, const R: usize, cons
         group_log2: w.group().trailing_zeros(),
         small: w.bits() < 8,
         ahead: quad.ahead,
+        has_next: groups >= 4 && quad.row + skip + R < w.rows(),
+        unpacker: quad.unpacker,
     };
     // SAFETY: rows `row + skip..row + skip + R` exist; see `run` for the rest.
     unsafe {

@@ -239,3 +239,48 @@ fn not_a_number_never_becomes_a_plausible_product() {
         assert!(y[..8].iter().all(|y| y.is_nan()) && y[8..].iter().all(|y| y.is_finite()));
     }
 }
+
+/// Widths on both sides of where rows are read in order, ragged tails, every form: the bits of a row do
+/// not depend on the rows beside it.
+#[test]
+fn a_row_gives_the_same_bits_in_a_batch_as_alone() {
+    let mut numbers = Numbers(14);
+    let mut pool = Pool::new(2).unwrap();
+    let mut prepared = Prepared::default();
+    for (columns, bits, group) in [
+        (896, 8, 32),
+        (2080, 8, 32),
+        (640, 5, 32),
+        (5152, 5, 32),
+        (96, 3, 32),
+        (1056, 6, 16),
+        (4864, 6, 16),
+        (160, 2, 16),
+        (576, 4, 32),
+    ] {
+        let rows = 11;
+        let parts = parts(&mut numbers, rows, columns, bits, group);
+        let x = numbers.floats(16 * columns);
+        for isa in Isa::ALL.into_iter().filter(|isa| isa.is_available()) {
+            for precision in [Precision::Int16, Precision::Int8] {
+                let mut product = |x: &[f32]| {
+                    let mut y = vec![f32::NAN; x.len() / columns * rows];
+                    let w = parts.matrix(rows, columns, bits, group);
+                    let mut targets = [Target { w, y: &mut y }];
+                    let done = matmul(isa, precision, &mut pool, x, &mut targets, &mut prepared);
+                    assert!(done);
+                    y
+                };
+                let alone: Vec<f32> = x.chunks_exact(columns).flat_map(&mut product).collect();
+                for m in [2, 3, 4, 7, 8, 16] {
+                    let y = product(&x[..m * columns]);
+                    let same = y
+                        .iter()
+                        .zip(&alone)
+                        .all(|(a, b)| a.to_bits() == b.to_bits());
+                    assert!(same, "{} {m} {columns} {bits}/{group}", isa.name());
+                }
+            }
+        }
+    }
+}
