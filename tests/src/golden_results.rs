@@ -72,6 +72,9 @@ fn format_of(folder: &Path) -> String {
         };
     }
     let foreign = &config["quantization_config"];
+    if foreign["quant_method"] == "fp8" && config["expert_dtype"] == "fp4" {
+        return "fp8 with experts in fp4".to_owned();
+    }
     if foreign["quant_method"] == "fp8" {
         return match foreign["weight_block_size"].is_null() {
             true => "fp8, a scale a matrix".to_owned(),

@@ -24,6 +24,12 @@ pub(crate) struct DecoderConfig {
 impl DecoderConfig {
     /// Reads the settings; `default_context` is the class's `max_position_embeddings`.
     pub(crate) fn read(config: &Config<'_>, default_context: usize) -> Result<Self> {
+        if let Some(own) = config.section("per_layer_config")?
+            && own.entries().next().is_some()
+        {
+            let supported = "layers of this architecture are alike but for their kinds";
+            return Err(config.unsupported("per_layer_config", supported));
+        }
         let draft = config
             .spelled(&["num_nextn_predict_layers", "num_mtp_layers"])
             .map(|key| config.uint_in(key, 0..=64));
@@ -90,5 +96,47 @@ pub(crate) fn only(config: &Config<'_>, key: &str, value: &str) -> Result<()> {
         None => Ok(()),
         Some(found) if found == value => Ok(()),
         Some(_) => Err(config.unsupported(key, format!("this architecture has {value}"))),
+    }
+}
+
+/// Checks that `layer_types`, where there are any, has `kind` for each layer.
+pub(crate) fn only_layers(config: &Config<'_>, n_layers: usize, kind: &str) -> Result<()> {
+    const KEY: &str = "layer_types";
+    let Some(types) = config.opt_strs(KEY)? else {
+        return Ok(());
+    };
+    if let Some(layer) = types.iter().position(|found| *found != kind) {
+        let supported = format!("layers of this architecture are all {kind}");
+        return Err(config.unsupported_entry(KEY, layer, supported));
+    }
+    if types.len() != n_layers {
+        let found = types.len();
+        let expected = format!("one entry for each of {n_layers} layers, not {found}");
+        return Err(config.error(KEY, expected));
+    }
+    Ok(())
+}
+
+/// Checks that two spellings of one number say the same, where both are there.
+pub(crate) fn agree(
+    config: &Config<'_>,
+    (key, value): (&str, Option<usize>),
+    (other, beside): (&str, Option<usize>),
+) -> Result<()> {
+    match (value, beside) {
+        (Some(value), Some(beside)) if value != beside => {
+            let expected = format!("{beside}, as {other} beside it says, or only one of the two");
+            Err(config.error(key, expected))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Checks that pairs of neighbours are rotated: the references of these generations do not read the key.
+pub(crate) fn only_interleaved(config: &Config<'_>) -> Result<()> {
+    const KEY: &str = "rope_interleave";
+    match config.bool_or(KEY, true)? {
+        true => Ok(()),
+        false => Err(config.unsupported(KEY, "this architecture rotates neighbours (true)")),
     }
 }

@@ -4,7 +4,7 @@
 use mlxcel_sdk::nn::{Attention, AttentionConfig, Mixer, Rope, RopeConfig};
 use mlxcel_sdk::prelude::*;
 
-use crate::config::{DecoderConfig, only, probe_text};
+use crate::config::{DecoderConfig, only, only_layers, probe_text};
 use crate::experts::MoeConfig;
 use crate::gguf;
 use crate::model;
@@ -30,6 +30,7 @@ struct Settings {
 
 fn read(config: &Config<'_>) -> Result<Settings> {
     let decoder = DecoderConfig::read(config, 2048)?;
+    only_layers(config, decoder.n_layers, "full_attention")?;
     let (hidden, heads) = (decoder.hidden, decoder.heads);
     config.divides(("num_attention_heads", heads), ("hidden_size", hidden))?;
     let kv_heads = config.opt_uint("num_key_value_heads", 1..=4096)?;

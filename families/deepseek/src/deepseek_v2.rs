@@ -4,7 +4,7 @@
 use mlxcel_sdk::nn::Mixer;
 use mlxcel_sdk::prelude::*;
 
-use crate::config::{DecoderConfig, only, probe_text};
+use crate::config::{DecoderConfig, only, only_interleaved, only_layers, probe_text};
 use crate::experts::{MoeConfig, read_groups};
 use crate::gguf::{self, Latent};
 use crate::latent::{LatentAttention, LatentConfig};
@@ -24,6 +24,8 @@ architecture! {
 
 fn read(config: &Config<'_>) -> Result<(DecoderConfig, LatentConfig, MoeConfig)> {
     let decoder = DecoderConfig::read(config, 2048)?;
+    only_layers(config, decoder.n_layers, "full_attention")?;
+    only_interleaved(config)?;
     let attention = LatentConfig::read(config, &decoder)?;
     let moe = MoeConfig::read(config, &decoder, 0, |n_experts, top_k| {
         only(config, "scoring_func", "softmax")?;

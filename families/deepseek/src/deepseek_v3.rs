@@ -4,7 +4,7 @@
 use mlxcel_sdk::nn::Mixer;
 use mlxcel_sdk::prelude::*;
 
-use crate::config::{DecoderConfig, only, probe_text};
+use crate::config::{DecoderConfig, only, only_layers, probe_text};
 use crate::experts::{MoeConfig, read_groups};
 use crate::gguf::{self, Latent};
 use crate::latent::{LatentAttention, LatentConfig};
@@ -24,6 +24,7 @@ architecture! {
 
 fn read(config: &Config<'_>) -> Result<(DecoderConfig, LatentConfig, MoeConfig)> {
     let decoder = DecoderConfig::read(config, 4096)?;
+    only_layers(config, decoder.n_layers, "full_attention")?;
     let attention = LatentConfig {
         interleaved: config.bool_or("rope_interleave", true)?,
         ..LatentConfig::read(config, &decoder)?

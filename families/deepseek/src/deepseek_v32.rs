@@ -5,7 +5,7 @@ use mlxcel_sdk::Index;
 use mlxcel_sdk::nn::{LayerNorm, Linear, Mixer, Rope};
 use mlxcel_sdk::prelude::*;
 
-use crate::config::{DecoderConfig, probe_text};
+use crate::config::{DecoderConfig, only_interleaved, only_layers, probe_text};
 use crate::deepseek_v3::read_experts;
 use crate::experts::MoeConfig;
 use crate::latent::{LatentAttention, LatentConfig};
@@ -33,6 +33,8 @@ struct IndexerConfig {
 
 fn read(config: &Config<'_>) -> Result<(DecoderConfig, LatentConfig, IndexerConfig, MoeConfig)> {
     let decoder = DecoderConfig::read(config, 163_840)?;
+    only_layers(config, decoder.n_layers, "indexed_attention")?;
+    only_interleaved(config)?;
     let attention = LatentConfig::read(config, &decoder)?;
     if attention.q_rank.is_none() {
         return Err(config.error(
@@ -49,12 +51,6 @@ fn read(config: &Config<'_>) -> Result<(DecoderConfig, LatentConfig, IndexerConf
     if indexer.width < attention.rotated {
         let expected = format!("at least qk_rope_head_dim ({})", attention.rotated);
         return Err(config.error("index_head_dim", expected));
-    }
-    if let Some(types) = config.opt_strs("layer_types")?
-        && types.iter().any(|kind| *kind != "indexed_attention")
-    {
-        let supported = "layers of this architecture are all indexed_attention";
-        return Err(config.unsupported("layer_types", supported));
     }
     let moe = read_experts(config, &decoder)?;
     Ok((decoder, attention, indexer, moe))

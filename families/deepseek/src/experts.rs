@@ -153,26 +153,47 @@ fn expert_count(config: &Config<'_>) -> Result<Option<usize>> {
 /// Layers with experts: those that `mlp_layer_types` calls sparse, or every `moe_layer_freq`-th one
 /// after the first `first_k_dense_replace`.
 fn sparse_layers(config: &Config<'_>, n_layers: usize, first_dense: usize) -> Result<Vec<bool>> {
-    let first = config.opt_uint("first_k_dense_replace", 0..=MOST)?;
-    let first = first.unwrap_or(first_dense);
-    let every = config.opt_uint("moe_layer_freq", 1..=MOST)?.unwrap_or(1);
-    let Some(types) = config.opt_strs("mlp_layer_types")? else {
-        return Ok((0..n_layers)
-            .map(|layer| layer >= first && layer.is_multiple_of(every))
-            .collect());
+    const FIRST: &str = "first_k_dense_replace";
+    const EVERY: &str = "moe_layer_freq";
+    const TYPES: &str = "mlp_layer_types";
+    let first = config.opt_uint(FIRST, 0..=MOST)?;
+    let every = config.opt_uint(EVERY, 1..=MOST)?;
+    let counted = |first: usize| -> Vec<bool> {
+        let every = every.unwrap_or(1);
+        let is_sparse = |layer: usize| layer >= first && layer.is_multiple_of(every);
+        (0..n_layers).map(is_sparse).collect()
+    };
+    let Some(types) = config.opt_strs(TYPES)? else {
+        return Ok(counted(first.unwrap_or(first_dense)));
     };
     if types.len() != n_layers {
-        let expected = format!("one entry for each of {n_layers} layers");
-        return Err(config.error("mlp_layer_types", expected));
+        let found = types.len();
+        let expected = format!("one entry for each of {n_layers} layers, not {found}");
+        return Err(config.error(TYPES, expected));
     }
-    types
+    let is_sparse = |(layer, &kind): (usize, &&str)| match kind {
+        "dense" => Ok(false),
+        "sparse" => Ok(true),
+        _ => Err(config.unsupported_entry(TYPES, layer, "known types are dense and sparse")),
+    };
+    let listed: Vec<bool> = types
         .iter()
-        .map(|&kind| match kind {
-            "dense" => Ok(false),
-            "sparse" => Ok(true),
-            _ => Err(config.unsupported("mlp_layer_types", "known types are dense and sparse")),
-        })
-        .collect()
+        .enumerate()
+        .map(is_sparse)
+        .collect::<Result<_>>()?;
+    if let Some(key) = config.spelled(&[FIRST, EVERY]) {
+        let from_list = || listed.iter().position(|sparse| *sparse).unwrap_or(n_layers);
+        let counted = counted(first.unwrap_or_else(from_list));
+        let differs = counted.iter().zip(&listed).position(|(a, b)| a != b);
+        if let Some(layer) = differs {
+            let kind = types.get(layer).copied().unwrap_or_default();
+            let expected = format!(
+                "a number with which layer {layer} is {kind}, as {TYPES} beside it says, or only one of the two"
+            );
+            return Err(config.error(key, expected));
+        }
+    }
+    Ok(listed)
 }
 
 /// Reads `n_group` and `topk_group`, of which `default` are the class's. One group is none.

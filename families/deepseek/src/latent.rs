@@ -45,6 +45,15 @@ impl LatentConfig {
         if !rotated.is_multiple_of(2) {
             return Err(config.error("qk_rope_head_dim", "an even number, to be rotated in pairs"));
         }
+        if let Some(both) = config.opt_uint("qk_head_dim", 1..=131_072)?
+            && both != nope + rotated
+        {
+            let expected = format!(
+                "{}, the sum of qk_nope_head_dim ({nope}) and qk_rope_head_dim ({rotated})",
+                nope + rotated
+            );
+            return Err(config.error("qk_head_dim", expected));
+        }
         let heads = decoder.heads;
         if let Some(kv_heads) = config.opt_uint("num_key_value_heads", 1..=4096)?
             && kv_heads != heads

@@ -9,6 +9,8 @@ mod deepseek_v2;
 mod deepseek_v3;
 mod deepseek_v32;
 mod deepseek_v4;
+mod deepseek_v4_config;
+mod deepseek_v4_rope;
 mod experts;
 mod gguf;
 mod hyper;

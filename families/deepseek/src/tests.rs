@@ -421,7 +421,7 @@ fn bad_values_of_the_fourth_generation_are_named() {
         ),
         (
             json!({"qk_rope_head_dim": null, "partial_rotary_factor": 0.03}),
-            ["qk_rope_head_dim", "this gives 0"],
+            ["\"partial_rotary_factor\" is 0.03", "this gives 0"],
         ),
         (
             json!({"num_key_value_heads": 4}),

@@ -179,6 +179,12 @@ pub(crate) fn check_variant(config: &Config<'_>) -> Result<()> {
             "attention of this architecture is causal; embedding models are not implemented here",
         ));
     }
+    if let Some(own) = config.section("per_layer_config")?
+        && own.entries().next().is_some()
+    {
+        let supported = "heads of this architecture are alike in all layers";
+        return Err(config.unsupported("per_layer_config", supported));
+    }
     check_head(config)
 }
 

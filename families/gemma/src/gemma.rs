@@ -5,6 +5,7 @@ use mlxcel_sdk::prelude::*;
 
 use crate::config::{DecoderConfig, Defaults, Sizes, check_variant};
 use crate::gguf;
+use crate::layers::{FULL, read_windows};
 use crate::model::Decoder;
 
 struct Gemma;
@@ -50,13 +51,25 @@ fn read(config: &Config<'_>) -> Result<DecoderConfig> {
         score_divisor: sizes.head_dim as f64,
         score_cap: None,
         logit_cap: None,
-        windows: vec![None; sizes.n_layers],
+        windows: read_layers(config, sizes.n_layers)?,
         sliding_rope: rope.clone(),
         rope,
         post_norms: false,
         head_norms: false,
         sizes,
     })
+}
+
+/// No layer slides, whether the file says so or not.
+fn read_layers(config: &Config<'_>, n_layers: usize) -> Result<Vec<Option<usize>>> {
+    let windows = read_windows(config, n_layers, 1, 4096)?;
+    match windows.iter().position(Option::is_some) {
+        None => Ok(windows),
+        Some(layer) => {
+            let supported = format!("layers of this architecture are all {FULL}");
+            Err(config.unsupported_entry("layer_types", layer, supported))
+        }
+    }
 }
 
 impl Architecture for Gemma {

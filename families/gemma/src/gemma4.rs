@@ -83,10 +83,13 @@ fn read_text(config: &Config<'_>, tied: bool) -> Result<TextConfig> {
     let activation = Activation::read(config, "hidden_activation", Activation::GeluTanh)?;
     let value_is_key = config.bool_or("attention_k_eq_v", false)?;
     let layers = read_layers(config, &sizes, value_is_key)?;
-    let full_dim = layers
-        .iter()
-        .find(|l| l.window.is_none())
-        .map(|l| l.head_dim);
+    // Layers of a kind have heads of one width.
+    let width = |slides: bool| {
+        let mut layers = layers.iter();
+        let layer = layers.find(|l| l.window.is_some() == slides);
+        layer.map_or(sizes.head_dim, |l| l.head_dim)
+    };
+    let (sliding_dim, full_dim) = (width(true), width(false));
     let per_layer_width = if config.is_null("hidden_size_per_layer_input") {
         0
     } else {
@@ -107,11 +110,7 @@ fn read_text(config: &Config<'_>, tied: bool) -> Result<TextConfig> {
         tied,
         logit_cap: soft_cap(config, "final_logit_softcapping", None)?,
         value_is_key,
-        rotations: SettingsByKind::read(
-            config,
-            sizes.head_dim,
-            full_dim.unwrap_or(sizes.head_dim),
-        )?,
+        rotations: SettingsByKind::read(config, sliding_dim, full_dim)?,
         layers,
         per_layer_rows: rows,
         per_layer_width,

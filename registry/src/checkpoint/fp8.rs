@@ -410,7 +410,7 @@ mod tests {
             read(json!({}), &[("a.weight", DType::F8E5M2, &[3, 3])]),
             read(json!({"fmt": "e5m2"}), &[]),
             read(json!({"activation_scheme": 8}), &[]),
-            read(json!({"expert_dtype": "fp4"}), &[]),
+            read(json!({"expert_dtype": "fp6"}), &[]),
             read(json!({"modules_to_not_convert": "lm_head"}), &[]),
             read(json!({"modules_to_not_convert": [1]}), &[]),
             read(
@@ -440,7 +440,7 @@ mod tests {
         `a.weight`: expected F8_E4M3, the one kind of 8-bit float that is read, found F8_E5M2
         `quantization_config.fmt` in config.json: expected e4m3, found "e5m2"
         `quantization_config.activation_scheme` in config.json: expected dynamic or static, found 8
-        `quantization_config.expert_dtype` in config.json: expected fp8, found "fp4"
+        `quantization_config.expert_dtype` in config.json: expected fp8 or fp4, found "fp6"
         `quantization_config.modules_to_not_convert` in config.json: expected null or a list of module names, found "lm_head"
         `quantization_config.modules_to_not_convert` in config.json: expected null or a list of module names, found [1]
         `a.weight`: expected plain floats, as modules_to_not_convert lists a, found F8_E4M3

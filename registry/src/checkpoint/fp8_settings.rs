@@ -46,7 +46,7 @@ impl<'c> Settings<'c> {
             &["e4m3", "e4m3fn", "float8_e4m3fn"],
             "e4m3",
         )?;
-        words(described, "expert_dtype", &["fp8"], "fp8")?;
+        words(described, "expert_dtype", &["fp8", "fp4"], "fp8 or fp4")?;
         let plain = names(described, SKIPPED)?;
         let plain = match plain.is_empty() {
             true => names(described, "ignored_layers")?,

@@ -21,6 +21,7 @@ mod directory;
 mod dtype;
 mod error;
 mod finite;
+mod fp4;
 mod fp8;
 mod fp8_settings;
 mod map;

@@ -13,6 +13,7 @@ use super::buffer::{TensorBytes, TensorData};
 use super::directory::{Shards, file_names, open_shards};
 use super::dtype::{DType, TensorInfo};
 use super::error::CheckpointError;
+use super::fp4;
 use super::fp8::{self, Fp8};
 use super::gguf::{Adapter, CentredForm, Converted, GgufFile};
 use super::json::{self, CONFIG_LIMITS, JsonError};
@@ -73,7 +74,13 @@ impl Checkpoint {
         };
         let Shards { files, mut tensors } = open_shards(dir)?;
         let (quant, fp8) = QuantTable::from_config(&config)
-            .and_then(|quant| {
+            .and_then(|mut quant| {
+                let foreign = quant.foreign.as_ref();
+                if let Some(foreign) = foreign.filter(|foreign| foreign.method == fp8::METHOD) {
+                    let packed = fp4::rename(foreign, &config, &mut tensors)?;
+                    let packed = packed.into_iter().map(|module| (module, Some(fp4::SPEC)));
+                    quant.overrides.extend(packed);
+                }
                 let names = tensors.keys().map(String::as_str);
                 let info = |name: &str| tensors.get(name).map(|(_, entry)| &entry.info);
                 quant_check::check(&quant, names, info)?;
@@ -200,8 +207,8 @@ impl Checkpoint {
         }
     }
 
-    /// `quant_method` of a `quantization_config` that is not MLX's. Only `fp8` gets this far; its
-    /// weights are handed out as plain floats.
+    /// `quant_method` of a `quantization_config` that is not MLX's. Only `fp8` gets this far; its 8-bit
+    /// weights are handed out as plain floats, 4-bit ones as `mxfp4`.
     pub fn foreign_quant_method(&self) -> Option<&str> {
         match &self.source {
             Source::Safetensors { quant, .. } => {

@@ -18,6 +18,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
+from transformers.integrations.finegrained_fp8 import Fp8Dequantize
 
 import make_deepseek as deepseek
 import make_gemma as gemma
@@ -36,6 +37,8 @@ GROUP, BITS, FP8_BLOCK = 32, 4, 16
 FOLDERS = dict(llama="llama", gemma="gemma", qwen="qwen", qwen_next="qwen", deepseek="deepseek")
 #: A tenth of a test's tolerance, relative to the range.
 MAX_FLOAT64_ERROR = 1e-5
+#: How transformers unpacks 4-bit experts: another reading of what packing.py wrote.
+FP4 = Fp8Dequantize(None)
 #: Never packed, whatever their shape.
 FLOATS = re.compile(r"norm|conv1d|ape$|hc_|_scale$|tid2eid|vision|projector")
 
@@ -69,17 +72,25 @@ def write_deepseek(directory, spec, salt):
 WRITE = dict(llama=write_llama, gemma=write_gemma, qwen=write_qwen, qwen_next=write_qwen_next, deepseek=write_deepseek)
 
 
+def is_fp4(spec, name):
+    return "fp4" in spec and bool(re.search(spec["fp4"], name))
+
+
 def wanted(spec, name, value):
     """Whether a tensor is packed."""
     if value.ndim != 2 or not value.is_floating_point() or FLOATS.search(name) or not name.endswith(".weight"):
         return False
     if spec["form"] == "fp8":
-        return bool(re.search(spec["fp8"], name))
+        return bool(re.search(spec["fp8"], name)) or is_fp4(spec, name)
     return value.shape[1] % GROUP == 0 and bool(re.search(spec.get("pack", ""), name))
 
 
-def pack(spec, value):
+def pack(spec, name, value):
     value = value.float().numpy()
+    if is_fp4(spec, name):
+        parts, exact = packing.fp4(value)
+        assert np.array_equal(FP4._dequantize_one(*parts.values(), torch.float32).numpy(), exact), name
+        return parts, exact
     if spec["form"] == "fp8":
         return packing.fp8(value, FP8_BLOCK, spec.get("published_v4", False))
     return packing.mxfp4(value) if spec["form"] == "mxfp4" else packing.affine(value, BITS, GROUP, spec["dtype"])
@@ -120,7 +131,8 @@ def quantization(spec):
     if spec["form"] == "fp8":
         block = [FP8_BLOCK, FP8_BLOCK]
         method = dict(quant_method="fp8", activation_scheme="dynamic", fmt="e4m3", weight_block_size=block)
-        return dict(quantization_config=method | (dict(scale_fmt="ue8m0") if spec.get("published_v4") else {}))
+        words = dict(quantization_config=method | (dict(scale_fmt="ue8m0") if spec.get("published_v4") else {}))
+        return words | (dict(expert_dtype="fp4") if "fp4" in spec else {})
     return dict(quantization=dict(group_size=GROUP, bits=BITS, mode=spec["form"]))
 
 
@@ -133,7 +145,7 @@ def write(directory, workspace, spec, salt):
     stored, decoded = {}, {}
     for name, value in held.items():
         if wanted(spec, name, value):
-            parts, exact = pack(spec, value)
+            parts, exact = pack(spec, name, value)
             decoded[name] = torch.from_numpy(np.ascontiguousarray(exact)).float()
             stored |= {name.removesuffix("weight") + part: tensor for part, tensor in parts.items()}
             continue

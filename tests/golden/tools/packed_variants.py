@@ -2,7 +2,8 @@
 floats where publishers ship them.
 
 `line` says whose filling and names: that of `make_llama_newer.py`, `make_gemma.py` and so on. `form`:
-`affine` and `mxfp4` as MLX lays them out, or `fp8`, with a factor for each block of 16 x 16.
+`affine` and `mxfp4` as MLX lays them out, or `fp8`, with a factor for each block of 16 x 16, beside which `fp4`
+names matrices in 4 bits.
 """
 
 from deepseek_v4_variants import HEAVY, SLIDING, SPARSE, V4
@@ -78,5 +79,10 @@ VARIANTS = {
         "deepseek", "fp8", "deepseek_v4, 8-bit floats with powers of two as factors, in the publisher's spelling; routers, "
         "compressors and head weights in bfloat16",
         V4_WIDE, 1, long=40, fp8=r"attn\.(indexer\.)?w[qko]\w+\.weight$|experts\..*w\d\.weight$", published_v4=True,
+    ),
+    "v4-fp4": variant(
+        "deepseek", "fp8", "deepseek_v4 as published: experts in 4 bits, two codes in a signed byte, the rest as in v4-fp8",
+        V4_WIDE, 19, long=40, fp8=r"attn\.(indexer\.)?w[qko]\w+\.weight$|shared_experts\..*w\d\.weight$",
+        fp4=r"experts\.\d+\.w\d\.weight$", published_v4=True,
     ),
 }

@@ -42,6 +42,14 @@ def mxfp4(value):
     return parts, decode(parts, 32, 4, "mxfp4")
 
 
+def fp4(value):
+    """As DeepSeek-V4 ships experts: `weight`, two codes of `mxfp4` in a signed byte, the first in the lower
+    half, and `scale`, its powers of two."""
+    parts, decoded = mxfp4(value)
+    codes = parts["weight"].view(torch.int8)
+    return dict(weight=codes, scale=parts["scales"].view(torch.float8_e8m0fnu)), decoded
+
+
 def decode(parts, group, bits, mode):
     number = lambda t: t.numpy() if t.dtype in (torch.uint32, torch.uint8) else t.float().numpy()
     biases = number(parts["biases"]) if "biases" in parts else None

@@ -35,6 +35,7 @@ goldens! {
     v4_4_bits: "v4-4bit";
     v4_with_experts_in_mxfp4: "v4-mxfp4";
     v4_in_8_bit_floats: "v4-fp8";
+    v4_with_experts_in_4_bits_as_published: "v4-fp4";
 }
 
 /// A config that contradicts the file is an error that names the key or the tensor.
@@ -63,7 +64,11 @@ fn configs_that_contradict_the_weights_are_refused() {
             "layers.0.mlp.gate.weight",
         ),
         ("v3", json!({"kv_lora_rank": 8}), "kv_b_proj.weight"),
-        ("v3", json!({"qk_nope_head_dim": 16}), "q_b_proj.weight"),
+        (
+            "v3",
+            json!({"qk_nope_head_dim": 16, "qk_head_dim": 24}),
+            "q_b_proj.weight",
+        ),
         ("v3", json!({"v_head_dim": 12}), "kv_b_proj.weight"),
         ("v3", json!({"q_lora_rank": null}), "q_proj.weight"),
         ("v3", json!({"attention_bias": true}), "q_a_proj.bias"),
