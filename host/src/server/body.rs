@@ -5,7 +5,7 @@ use std::pin::pin;
 
 use axum::body::{Body, HttpBody};
 use axum::extract::Request;
-use axum::http::header;
+use axum::http::{HeaderValue, header};
 
 use super::error::{ApiError, Kind};
 use super::fields::Fields;
@@ -26,6 +26,17 @@ pub async fn read(request: Request, limits: &Limits) -> Result<Vec<u8>, ApiError
         encoding.filter(|encoding| !encoding.is_empty() && *encoding != "identity")
     {
         let message = format!("bodies packed as {encoding:?} are not read: send it unpacked");
+        return Err(ApiError::new(Kind::Encoding, message));
+    }
+    // Chunks are undone below; what else is in this header would have to be undone here (RFC 9112, 6.1).
+    let mut codings = headers.get_all(header::TRANSFER_ENCODING).iter();
+    let is_chunks = |value: &HeaderValue| {
+        let value = value.to_str().unwrap_or("?").trim();
+        value.eq_ignore_ascii_case("chunked")
+    };
+    if let Some(coding) = codings.find(|coding| !is_chunks(coding)) {
+        let message =
+            format!("bodies sent as {coding:?} are not read: send it whole or in plain chunks");
         return Err(ApiError::new(Kind::Encoding, message));
     }
     let announced = headers

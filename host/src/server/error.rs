@@ -2,6 +2,7 @@
 //!
 //! Handlers return an [`ApiError`]; [`render`] writes it in the dialect of the route, with the request's id.
 
+use std::borrow::Cow;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -15,6 +16,12 @@ use crate::engine::EngineError;
 use crate::sampling::{ParamError, SamplingError};
 use crate::template::TemplateError;
 use crate::text::{StopError, TextError};
+
+/// Longest message of an error, which may quote what the client sent.
+const MOST_MESSAGE_CHARS: usize = 2000;
+
+/// Longest name of a field in an error.
+const MOST_PARAM_CHARS: usize = 200;
 
 /// How errors of a route are written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -224,11 +231,16 @@ impl ApiError {
     /// The body.
     pub fn body(&self, dialect: Dialect) -> Value {
         let mut error = Map::new();
-        error.insert("message".to_owned(), json!(self.message));
+        let param = self.param.as_deref();
+        let param = param.map(|param| bounded(param, MOST_PARAM_CHARS));
+        error.insert(
+            "message".to_owned(),
+            json!(bounded(&self.message, MOST_MESSAGE_CHARS)),
+        );
         error.insert("type".to_owned(), json!(self.kind.name(dialect)));
         match dialect {
             Dialect::OpenAi => {
-                error.insert("param".to_owned(), json!(self.param));
+                error.insert("param".to_owned(), json!(param));
                 error.insert("code".to_owned(), json!(self.code));
             }
             Dialect::Native => {
@@ -240,6 +252,14 @@ impl ApiError {
             error.insert("n_ctx".to_owned(), json!(context_tokens));
         }
         json!({ "error": error })
+    }
+}
+
+/// A text, or its beginning: what a client sent is not sent back at any length.
+fn bounded(text: &str, most_chars: usize) -> Cow<'_, str> {
+    match text.char_indices().nth(most_chars) {
+        None => Cow::Borrowed(text),
+        Some((end, _)) => Cow::Owned(format!("{}…", text.get(..end).unwrap_or_default())),
     }
 }
 

@@ -6,6 +6,9 @@ use serde_json::{Map, Value};
 
 use super::error::{ApiError, Kind};
 
+/// How whole numbers are asked for; more may follow.
+const WHOLE: &str = "a whole number";
+
 /// A JSON object that is being read.
 #[derive(Debug)]
 pub struct Fields(Map<String, Value>);
@@ -77,7 +80,7 @@ impl Fields {
         };
         whole(&value)
             .map(Some)
-            .ok_or_else(|| expected(name, "a whole number", &value))
+            .ok_or_else(|| expected(name, WHOLE, &value))
     }
 
     /// A whole number within bounds.
@@ -177,7 +180,14 @@ pub fn whole(value: &Value) -> Option<i64> {
 /// A field of the wrong type.
 pub fn expected(name: impl Into<String>, wanted: &str, found: &Value) -> ApiError {
     let name = name.into();
-    let message = format!("{name} is {}, expected {wanted}", kind(found));
+    let message = match found {
+        Value::Number(number) if wanted.starts_with(WHOLE) => {
+            let is_whole = number.as_f64().is_some_and(|number| number.fract() == 0.0);
+            let bits = if is_whole { " of at most 63 bits" } else { "" };
+            format!("{name} is {number}, expected {wanted}{bits}")
+        }
+        _ => format!("{name} is {}, expected {wanted}", kind(found)),
+    };
     ApiError::new(Kind::Invalid, message).with_param(name)
 }
 
@@ -223,7 +233,22 @@ mod tests {
         );
         assert!(fields(r#"{"x": 1, "y": 2}"#).integer(&["x", "y"]).is_err());
         assert!(fields(r#"{"x": 0}"#).integer_in(&["x"], 1, 5).is_err());
-        assert!(fields(r#"{"x": 0.5}"#).integer(&["x"]).is_err());
+        let wrong = |text: &str| {
+            fields(text)
+                .integer(&["x"])
+                .unwrap_err()
+                .message()
+                .to_owned()
+        };
+        assert_eq!(wrong(r#"{"x": 0.5}"#), "x is 0.5, expected a whole number");
+        assert_eq!(
+            wrong(r#"{"x": 18446744073709551615}"#),
+            "x is 18446744073709551615, expected a whole number of at most 63 bits"
+        );
+        assert_eq!(
+            wrong(r#"{"x": "1"}"#),
+            "x is a text, expected a whole number"
+        );
     }
 
     #[test]

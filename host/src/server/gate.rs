@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use axum::extract::{MatchedPath, Request, State};
-use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, header};
+use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, Uri, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use tracing::Instrument;
@@ -38,7 +38,7 @@ pub async fn gate(State(app): State<Arc<App>>, mut request: Request, next: Next)
         .strip_prefix(app.options.prefix.as_str())
         .unwrap_or(own_path)
         .to_owned();
-    let origin = origin(&app, request.headers());
+    let origin = origin(&app, request.uri(), request.headers());
     let span = tracing::info_span!("request", id = %id, method = %method);
     let outcome = match &origin {
         Err(error) => Err(error.clone()),
@@ -95,9 +95,9 @@ enum Passed {
 }
 
 /// Name and origin. The value to allow when a page sent the request.
-fn origin(app: &App, headers: &HeaderMap) -> Result<Option<HeaderValue>, ApiError> {
+fn origin(app: &App, target: &Uri, headers: &HeaderMap) -> Result<Option<HeaderValue>, ApiError> {
     if matches!(app.options.bind, Bind::Tcp { .. }) {
-        app.options.hosts.check(headers)?;
+        app.options.hosts.check(target, headers)?;
     }
     app.options.origins.check(headers)
 }

@@ -140,7 +140,10 @@ async fn accept(listener: &Listener) -> io::Result<Box<dyn Io>> {
         Listener::Tcp(listener) => {
             let (stream, _) = listener.accept().await?;
             // Tokens are small and late ones are noticed.
-            stream.set_nodelay(true)?;
+            // One that is gone already says so here on some systems, which is its own connection's business.
+            if let Err(error) = stream.set_nodelay(true) {
+                tracing::debug!("a connection keeps small packets back: {error}");
+            }
             Ok(Box::new(stream))
         }
         Listener::Unix(listener, _) => Ok(Box::new(listener.accept().await?.0)),

@@ -5,7 +5,8 @@
 
 use std::net::{IpAddr, Ipv6Addr};
 
-use axum::http::{HeaderMap, HeaderValue, header};
+use axum::http::uri::Authority;
+use axum::http::{HeaderMap, HeaderValue, Uri, header};
 
 use super::error::{ApiError, Kind};
 
@@ -32,22 +33,30 @@ pub enum OriginRule {
 }
 
 impl HostRule {
-    /// Refuses a request that was sent to another name. Requests without one do not come from browsers.
-    pub fn check(&self, headers: &HeaderMap) -> Result<(), ApiError> {
+    /// Refuses a request that was sent to another name, whether a header or the request line has it, and one with
+    /// several `Host` headers (RFC 9112, 3.2). Requests without a name do not come from browsers.
+    pub fn check(&self, target: &Uri, headers: &HeaderMap) -> Result<(), ApiError> {
+        let mut named = headers.get_all(header::HOST).iter();
+        let of_header = named.next().map(|host| host.to_str().unwrap_or_default());
+        if named.next().is_some() {
+            return Err(ApiError::invalid(
+                "the request has several Host headers, expected one",
+            ));
+        }
+        let of_target = target.authority().map(Authority::as_str);
         let (allowed, with_loopback) = match self {
             Self::Any => return Ok(()),
             Self::Loopback(listed) => (listed, true),
             Self::Listed(listed) => (listed, false),
         };
-        let Some(value) = headers.get(header::HOST) else {
+        let is_allowed = |name: &str| {
+            (with_loopback && is_loopback(name))
+                || allowed.iter().any(|other| other.eq_ignore_ascii_case(name))
+        };
+        let names = of_header.into_iter().chain(of_target).map(host_name);
+        let Some(name) = names.into_iter().find(|name| !is_allowed(name)) else {
             return Ok(());
         };
-        let name = value.to_str().ok().map(host_name).unwrap_or_default();
-        let is_allowed = (with_loopback && is_loopback(name))
-            || allowed.iter().any(|other| other.eq_ignore_ascii_case(name));
-        if is_allowed {
-            return Ok(());
-        }
         let message =
             format!("this server is not addressed as {name:?}: --allowed-hosts permits a name");
         Err(ApiError::new(Kind::Forbidden, message).with_code("host_not_allowed"))
@@ -134,7 +143,9 @@ mod tests {
     #[test]
     fn a_name_that_points_here_is_not_enough() {
         let rule = HostRule::Loopback(vec!["gpu.lan".to_owned()]);
-        let allows = |rule: &HostRule, host: &str| rule.check(&headers(&[("host", host)])).is_ok();
+        let here = Uri::from_static("/health");
+        let allows =
+            |rule: &HostRule, host: &str| rule.check(&here, &headers(&[("host", host)])).is_ok();
         for host in [
             "localhost",
             "LocalHost:8080",
@@ -157,7 +168,15 @@ mod tests {
         ] {
             assert!(!allows(&rule, host), "{host}");
         }
-        assert!(rule.check(&HeaderMap::new()).is_ok());
+        assert!(rule.check(&here, &HeaderMap::new()).is_ok());
+        let local = headers(&[("host", "localhost")]);
+        let elsewhere = Uri::from_static("http://evil.com/health");
+        assert!(rule.check(&elsewhere, &local).is_err());
+        assert!(rule.check(&elsewhere, &HeaderMap::new()).is_err());
+        let whole = Uri::from_static("http://127.0.0.1:80/health");
+        assert!(rule.check(&whole, &local).is_ok());
+        let two = headers(&[("host", "localhost"), ("host", "localhost")]);
+        assert!(HostRule::Any.check(&here, &two).is_err());
         assert!(!allows(
             &HostRule::Listed(vec!["a".to_owned()]),
             "localhost"

@@ -12,6 +12,7 @@
 mod access;
 mod device;
 mod faults;
+mod framing;
 mod load_tools;
 mod native;
 mod openai;

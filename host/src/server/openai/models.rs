@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use axum::extract::rejection::PathRejection;
 use axum::extract::{Path, State};
 use axum::response::Response;
 use serde_json::{Value, json};
@@ -22,9 +23,11 @@ pub async fn list(State(app): State<Arc<App>>) -> Result<Response, ApiError> {
 /// The model by its name.
 pub async fn one(
     State(app): State<Arc<App>>,
-    Path(name): Path<String>,
+    name: Result<Path<String>, PathRejection>,
 ) -> Result<Response, ApiError> {
     let served = app.served()?;
+    let Path(name) =
+        name.map_err(|error| ApiError::invalid(format!("the model's name in the path: {error}")))?;
     served.check_name(Some(&name))?;
     Ok(json_response(&model(served)))
 }
