@@ -97,7 +97,7 @@ fn several_answers_are_those_of_their_seeds_and_share_one_prefill() {
             assert_eq!(alone["timings"]["prompt_n"], PROMPT_TOKENS);
             assert_eq!(
                 texts(&alone),
-                [text.clone()],
+                std::slice::from_ref(text),
                 "{kind:?}, {lookahead}, {index}"
             );
             assert!(!all[..index].contains(text), "{kind:?}: {text} twice");
