@@ -1,6 +1,5 @@
 //! `list`, `rm` and `download`, against a store on disk and a hub on the loopback address.
 
-
 use super::hub::Hub;
 use mlxcel_tests::cli::Mlxcel;
 use serde_json::Value;
