@@ -1,6 +1,8 @@
 //! Configurations whose keys contradict each other, or say what no reader follows: refused where the
 //! model is described, by key, value and what is allowed. Keys that repeat each other are fine.
 
+#![allow(clippy::unwrap_used, reason = "a failure in a test is a failed test")]
+
 use mlxcel_family_deepseek as _;
 use mlxcel_sdk::testkit::FamilyUnderTest;
 use serde_json::{Value, json};
