@@ -117,7 +117,7 @@ impl KvTypes {
     }
 
     /// The type of the pool. One other than the activations' needs a backend that says that it has it, and
-    /// a quantised one a model without latent keys. Unless a type is asked for, it is [`unasked`].
+    /// a quantised one a model without latent keys. Unless a type is asked for, it is `unasked`.
     pub fn resolve(
         self,
         activations: DType,

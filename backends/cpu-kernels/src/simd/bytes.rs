@@ -39,7 +39,7 @@ pub trait Bytes: Copy + 'static {
     /// Loads the first `n` bytes, a multiple of four; the rest is 0.
     unsafe fn load_first(from: *const u8, n: usize) -> Self::V;
     /// Loads `n` packed codes, a multiple of 8 and at most `4 * LANES`, one to a byte; the rest is 0.
-    /// Where [`Unpacker::in_registers`] gives one, for that set.
+    /// Where `Unpacker::in_registers` gives one, for that set.
     #[inline(always)]
     unsafe fn unpack(from: *const u8, unpacker: &Unpacker, n: usize) -> Self::V {
         let mut codes = [0u8; 64];
