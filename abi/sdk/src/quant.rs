@@ -7,8 +7,12 @@ use mlxcel_abi::ops_args::QuantSpec;
 pub use crate::ops::QuantizedTensor;
 use crate::{Error, Result, Weights};
 
+/// Size of the groups of centred weights.
+const CENTRED_GROUP: usize = 16;
+
 /// Loads a quantised weight of logical shape `leading + [rows, columns]` at `weights`, which has
-/// `weight`, `scales` and, when affine, `biases`; an affine weight without any is centred.
+/// `weight`, `scales` and, when affine, `biases`. An affine weight in groups of 16, which MLX has none of, is centred where
+/// it has no biases; in other groups a checkpoint that lacks them is damaged.
 pub fn load(
     weights: &Weights,
     spec: QuantSpec,
@@ -54,7 +58,8 @@ pub fn load(
             weights.tensor(name, &groups)
         }
     };
-    let (scales, biases) = if spec.mode == quant::AFFINE && weights.contains("biases") {
+    let is_centred = group == CENTRED_GROUP && !weights.contains("biases");
+    let (scales, biases) = if spec.mode == quant::AFFINE && !is_centred {
         (factors("scales")?, Some(factors("biases")?))
     } else {
         // Exponents of the other modes, or the singles of a centred weight.
