@@ -170,3 +170,19 @@ pub fn tokens(count: usize, seed: usize) -> Vec<u32> {
     let token = |i: usize| ((i * 7 + seed * 13) % 58 + 3) as u32;
     (0..count).map(token).collect()
 }
+
+/// Rounds of a request that is cancelled and one whose reader goes away, beside one that must get `want`.
+pub fn cancel_beside(engine: &EngineHandle, prompt: &[u32], want: &[u32], rounds: usize) {
+    for round in 0..rounds {
+        let cancel = CancelToken::default();
+        let cancelled = engine
+            .generate(request(&[5, 6, 7], 10_000), cancel.clone())
+            .unwrap();
+        let abandoned = begin(engine, prompt, 10_000);
+        let kept = begin(engine, prompt, want.len());
+        abandoned.take(round).for_each(drop);
+        cancel.cancel();
+        assert_eq!(collect(kept).0, want);
+        collect(cancelled);
+    }
+}

@@ -3,11 +3,10 @@
 //! earlier requests changes nothing. On tiny checkpoints with the cpu plugin.
 
 use mlxcel::engine::{
-    CancelToken, EngineHandle, GenerateRequest, GenerateStream, LoadOptions, Lookahead,
-    PrefixOptions,
+    EngineHandle, GenerateRequest, GenerateStream, LoadOptions, Lookahead, PrefixOptions,
 };
 use mlxcel_tests::tiny::{
-    Kind, MODES, begin, begin_with, collect, nothing_kept, options, request, tokens,
+    Kind, MODES, begin, begin_with, cancel_beside, collect, nothing_kept, options, request, tokens,
 };
 
 /// One of each kind.
@@ -163,18 +162,7 @@ fn cancelled_requests_leave_the_states_of_others_alone() {
         let prompt: Vec<u32> = (3..43).collect();
         let want = alone(STATES, std::slice::from_ref(&prompt), 25);
         let engine = engine(STATES, 4, lookahead);
-        for round in 0..6usize {
-            let cancel = CancelToken::default();
-            let cancelled = engine
-                .generate(request(&[5, 6, 7], 10_000), cancel.clone())
-                .unwrap();
-            let abandoned = begin(&engine, &prompt, 10_000);
-            let kept = begin(&engine, &prompt, 25);
-            abandoned.take(round).for_each(drop);
-            cancel.cancel();
-            assert_eq!(collect(kept).0, want[0]);
-            collect(cancelled);
-        }
+        cancel_beside(&engine, &prompt, &want[0], 6);
         engine.clear_prefix_cache().unwrap();
         assert_eq!(collect(begin(&engine, &prompt, 25)).0, want[0]);
     }

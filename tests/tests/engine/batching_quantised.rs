@@ -2,11 +2,11 @@
 //! caches, and what is found of earlier requests changes nothing. On tiny checkpoints with the cpu plugin.
 
 use mlxcel::engine::{
-    CancelToken, EngineHandle, GenerateStream, KvType, KvTypes, LoadOptions, Lookahead,
-    PrefixOptions,
+    EngineHandle, GenerateStream, KvType, KvTypes, LoadOptions, Lookahead, PrefixOptions,
 };
 use mlxcel_tests::tiny::{
-    Kind, MODES, ask, begin, collect, nothing_kept, options, request, start, token_bytes, tokens,
+    Kind, MODES, ask, begin, cancel_beside, collect, nothing_kept, options, start, token_bytes,
+    tokens,
 };
 
 /// Plain layers, windows, layers that use another's keys, and layers with states between others.
@@ -130,18 +130,7 @@ fn cancelled_requests_leave_others_alone() {
     for (kv_type, lookahead) in cases() {
         let want = alone(KINDS[0], kv_type, std::slice::from_ref(&prompt), 25);
         let engine = start(KINDS[0], with(kv_type, lookahead, 4)).unwrap();
-        for round in 0..5usize {
-            let cancel = CancelToken::default();
-            let cancelled = engine
-                .generate(request(&[5, 6, 7], 10_000), cancel.clone())
-                .unwrap();
-            let abandoned = begin(&engine, &prompt, 10_000);
-            let kept = begin(&engine, &prompt, 25);
-            abandoned.take(round).for_each(drop);
-            cancel.cancel();
-            assert_eq!(collect(kept).0, want[0]);
-            collect(cancelled);
-        }
+        cancel_beside(&engine, &prompt, &want[0], 5);
     }
 }
 
