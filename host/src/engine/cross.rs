@@ -119,19 +119,10 @@ impl CrossPool {
                 pools.push(None);
                 continue;
             };
-            let grown = |width: usize, held: Option<&DeviceTensor>| {
-                let shape = [added, CROSS_PAGE_SIZE, heads, width].map(|n| n as i64);
-                let zeros = self.backend.full(0.0, self.dtype, &shape)?;
-                match held {
-                    None => Ok(zeros),
-                    Some(held) => self.backend.concat(&[held.handle(), zeros.handle()], 0),
-                }
-            };
-            let (keys, values) = (
-                grown(k_dim, previous.as_ref().map(|pool| &pool.keys))?,
-                grown(v_dim, previous.as_ref().map(|pool| &pool.values))?,
-            );
-            pools.push(Some(LayerPool { keys, values }));
+            let rows = [added, CROSS_PAGE_SIZE, heads];
+            let widths = [k_dim, v_dim];
+            let grown = LayerPool::grown(&self.backend, previous, rows, widths, self.dtype)?;
+            pools.push(Some(grown));
         }
         self.pools = RefCell::new(pools);
         self.held = target;

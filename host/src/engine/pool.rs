@@ -9,7 +9,7 @@ mod transfer;
 
 use std::cell::RefCell;
 
-use crate::plugin::{Backend, CallError, DeviceTensor, Tensor};
+use crate::plugin::{Backend, CallError, DType, DeviceTensor, Tensor};
 
 use super::desc::{CacheDesc, ModelDesc};
 use super::kv_types::KvType;
@@ -20,6 +20,30 @@ pub use step::{CrossArrays, StepArrays, StepKv};
 pub(super) struct LayerPool {
     pub keys: DeviceTensor,
     pub values: DeviceTensor,
+}
+
+impl LayerPool {
+    /// With more pages of zeros behind what is there: `[pages, page_size, heads]` by the widths of keys and values.
+    pub(super) fn grown(
+        backend: &Backend,
+        previous: Option<Self>,
+        [pages, page_size, heads]: [usize; 3],
+        [k_width, v_width]: [usize; 2],
+        dtype: DType,
+    ) -> Result<Self, CallError> {
+        let zeros = |width: usize| {
+            let shape = [pages, page_size, heads, width].map(|n| n as i64);
+            backend.full(0.0, dtype, &shape)
+        };
+        let (keys, values) = (zeros(k_width)?, zeros(v_width)?);
+        let Some(previous) = previous else {
+            return Ok(Self { keys, values });
+        };
+        Ok(Self {
+            keys: backend.concat(&[previous.keys.handle(), keys.handle()], 0)?,
+            values: backend.concat(&[previous.values.handle(), values.handle()], 0)?,
+        })
+    }
 }
 
 /// Device memory of all layers' keys and values.
@@ -73,23 +97,11 @@ impl KvPool {
                 pools.push(None);
                 continue;
             };
-            let zeros = |width: usize| {
-                let width = self.kv_type.stored_width(width);
-                let shape = [added, self.page_size, heads, width].map(|n| n as i64);
-                self.backend.full(0.0, self.kv_type.storage(), &shape)
-            };
-            let (keys, values) = (zeros(k_dim)?, zeros(v_dim)?);
-            pools.push(Some(match previous {
-                None => LayerPool { keys, values },
-                Some(previous) => LayerPool {
-                    keys: self
-                        .backend
-                        .concat(&[previous.keys.handle(), keys.handle()], 0)?,
-                    values: self
-                        .backend
-                        .concat(&[previous.values.handle(), values.handle()], 0)?,
-                },
-            }));
+            let widths = [k_dim, v_dim].map(|width| self.kv_type.stored_width(width));
+            let rows = [added, self.page_size, heads];
+            let storage = self.kv_type.storage();
+            let grown = LayerPool::grown(&self.backend, previous, rows, widths, storage)?;
+            pools.push(Some(grown));
         }
         self.pools = RefCell::new(pools);
         let mut old = self.latents.take().into_iter();
