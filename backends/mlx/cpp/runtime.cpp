@@ -1,6 +1,10 @@
 // Devices, streams, evaluation and memory.
 #include <chrono>
 
+#ifdef __GLIBC__
+#include <malloc.h>
+#endif
+
 #ifdef __APPLE__
 #include <sys/sysctl.h>
 #endif
@@ -110,6 +114,11 @@ void reset_peak_memory() {
 
 void clear_cache() {
   mx::clear_cache();
+#ifdef __GLIBC__
+  // MLX frees its buffers to the C library's heap, which keeps what lies below a live allocation:
+  // whole pages in between go back to the system only when they are asked for.
+  malloc_trim(0);
+#endif
 }
 
 void synchronize() {
