@@ -97,6 +97,46 @@ abi_args! {
 }
 
 abi_args! {
+    /// Arguments of `route` (minor 4): the `top_k` experts with the highest logits of every row, in any
+    /// order, and their softmax probabilities.
+    pub struct RouteArgs {
+        /// `[T, E]`, float.
+        pub logits: Tensor = Tensor::NONE,
+        /// 1 to E.
+        pub top_k: u32 = 0,
+        /// 1: the softmax is over the chosen alone, so that they sum to 1. 0: over all E.
+        pub renormalised: u32 = 0,
+    }
+}
+
+abi_args! {
+    /// Arguments of `mixture` (minor 4): for every row the sum over its experts of
+    /// `weight * down(f(gate(x)) * up(x))`.
+    ///
+    /// The layers are stacks: `plain` is `[E, K, N]` and `quantized` `[E, N, K]`; none has a bias.
+    pub struct MixtureArgs {
+        /// `[T, K]`.
+        pub x: Tensor = Tensor::NONE,
+        /// `[T, C]` u32, below E.
+        pub experts: Tensor = Tensor::NONE,
+        /// `[T, C]` in `x`'s dtype.
+        pub weights: Tensor = Tensor::NONE,
+        /// K inputs, N outputs.
+        pub gate: LinearWeight = LinearWeight::default(),
+        /// K inputs, N outputs.
+        pub up: LinearWeight = LinearWeight::default(),
+        /// N inputs, K outputs.
+        pub down: LinearWeight = LinearWeight::default(),
+        /// One of [`crate::kinds::glu`].
+        pub kind: u32 = 0,
+        /// Zero.
+        pub reserved: u32 = 0,
+        /// Optional `[T, K]`, added to the result.
+        pub residual: Tensor = Tensor::NONE,
+    }
+}
+
+abi_args! {
     /// Arguments of `sample`: one token for every row of logits. All is in the order of rank: highest
     /// logit first, lower id first among equals. What is minus infinity is never taken.
     ///

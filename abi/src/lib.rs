@@ -22,6 +22,7 @@ mod layout;
 pub mod arena;
 pub mod backend;
 pub mod cache_args;
+pub mod collectives;
 pub mod envelope;
 pub mod error;
 pub mod family;

@@ -11,7 +11,9 @@
 //! * on error nothing is written to the outputs.
 
 use crate::cache_args::{GatedDeltaPoolArgs, ShortConvPoolArgs, SparseIndexArgs};
-use crate::fused_args::{GatedMlpArgs, ProjectArgs, RotateArgs, SampleArgs};
+use crate::fused_args::{
+    GatedMlpArgs, MixtureArgs, ProjectArgs, RotateArgs, RouteArgs, SampleArgs,
+};
 use crate::ops_args::{
     AttentionArgs, ConvArgs, FromHostArgs, GatherArgs, MemoryInfo, MemoryLimits,
     PagedAttentionArgs, QuantSpec, QuantizedMatmulArgs, QuantizedWeight, RandomArgs, RopeArgs,
@@ -187,5 +189,12 @@ abi_table! {
         fn rotated_paged_attention(args: *const PagedAttentionArgs, rotate: *const RotateArgs, out: *mut [Tensor; 3]);
         /// One token for every row of logits: `[R]` u32.
         fn sample(args: *const SampleArgs, out: *mut Tensor);
+
+        // --- mixtures of experts (minor 4) -----------------------------------------------------
+        /// Experts of every row and their weights: writes `[T, top_k]` u32 and `[T, top_k]` in the
+        /// logits' dtype. The experts of a row without a NaN are distinct; those of any row are below E.
+        fn route(args: *const RouteArgs, out: *mut [Tensor; 2]);
+        /// The chosen gated blocks of every row, weighted and summed: `[T, K]` in `x`'s dtype.
+        fn mixture(args: *const MixtureArgs, out: *mut Tensor);
     }
 }

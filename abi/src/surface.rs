@@ -5,8 +5,8 @@ use core::fmt::Write;
 use crate::envelope::{HostHello, PluginHello};
 use crate::layout::{SlotLayout, Table, TypeLayout};
 use crate::{
-    backend, cache_args, family, fused_args, host, kinds, metadata, ops, ops_args, status, types,
-    version,
+    backend, cache_args, collectives, family, fused_args, host, kinds, metadata, ops, ops_args,
+    status, types, version,
 };
 
 /// Every plain struct and table header of the ABI.
@@ -45,6 +45,9 @@ pub fn types() -> Vec<TypeLayout> {
         fused_args::GatedMlpArgs::LAYOUT,
         fused_args::RotateArgs::LAYOUT,
         fused_args::SampleArgs::LAYOUT,
+        fused_args::RouteArgs::LAYOUT,
+        fused_args::MixtureArgs::LAYOUT,
+        collectives::JoinArgs::LAYOUT,
     ]
 }
 
@@ -57,6 +60,10 @@ pub fn tables() -> Vec<(TypeLayout, &'static [SlotLayout])> {
         (backend::BackendTable::LAYOUT, backend::BackendTable::SLOTS),
         (family::KvApi::LAYOUT, family::KvApi::SLOTS),
         (family::FamilyTable::LAYOUT, family::FamilyTable::SLOTS),
+        (
+            collectives::Collectives::LAYOUT,
+            collectives::Collectives::SLOTS,
+        ),
     ]
 }
 
@@ -252,7 +259,8 @@ fn module_of(name: &str) -> &'static str {
             "crate::cache_args"
         }
         "LinearWeight" | "InputNorm" | "ProjectArgs" | "GatedMlpArgs" | "RotateArgs"
-        | "SampleArgs" => "crate::fused_args",
+        | "SampleArgs" | "RouteArgs" | "MixtureArgs" => "crate::fused_args",
+        "JoinArgs" | "Collectives" => "crate::collectives",
         _ => "crate::ops_args",
     }
 }

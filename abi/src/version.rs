@@ -4,7 +4,7 @@
 pub const ABI_MAJOR: u32 = 1;
 
 /// Capability level: raised whenever a slot or field is appended.
-pub const ABI_MINOR: u32 = 3;
+pub const ABI_MINOR: u32 = 4;
 
 /// Oldest minor whose plugins this host still loads.
 pub const OLDEST_PLUGIN_MINOR: u32 = 0;

@@ -37,6 +37,10 @@ pub enum Fused {
     AddRmsNorm = 7,
     /// Attention with what happens to queries and keys before it.
     AttendRotated = 8,
+    /// Experts of every row.
+    Route = 9,
+    /// Gated blocks of a mixture of experts.
+    Mixture = 10,
 }
 
 /// Where one layer stands with a fused operation. A backend may have the operation and not for this

@@ -1,6 +1,6 @@
 //! `mixtral`: the llama decoder with a mixture of experts in place of the feed-forward block.
 
-use mlxcel_sdk::nn::{Activation, Experts, FeedForward, TopKRouter};
+use mlxcel_sdk::nn::{Activation, Experts, FeedForward, RmsNorm, TopKRouter};
 use mlxcel_sdk::prelude::*;
 
 use crate::config::{DecoderConfig, Defaults};
@@ -86,6 +86,12 @@ impl SparseMlp {
 impl FeedForward for SparseMlp {
     fn forward(&self, x: &Tensor) -> Result<Tensor> {
         self.experts.forward(x, &self.router.forward(x)?)
+    }
+
+    fn forward_onto(&self, x: &Tensor, norm: &RmsNorm) -> Result<Tensor> {
+        let normed = norm.forward(x)?;
+        let routing = self.router.forward(&normed)?;
+        self.experts.forward_onto(&normed, &routing, x)
     }
 }
 

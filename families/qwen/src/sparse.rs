@@ -1,7 +1,7 @@
 //! The mixture of experts of both generations: settings, which layers have one, and the block with
 //! its optional shared expert.
 
-use mlxcel_sdk::nn::{Activation, Experts, FeedForward, GatedMlp, Linear, TopKRouter};
+use mlxcel_sdk::nn::{Activation, Experts, FeedForward, GatedMlp, Linear, RmsNorm, TopKRouter};
 use mlxcel_sdk::prelude::*;
 
 /// Values of a configuration that does not give them.
@@ -149,6 +149,15 @@ impl FeedForward for SparseMlp {
             Some(shared) => routed.add(&shared.forward(x)?),
             None => Ok(routed),
         }
+    }
+
+    fn forward_onto(&self, x: &Tensor, norm: &RmsNorm) -> Result<Tensor> {
+        let normed = norm.forward(x)?;
+        if self.shared.is_some() {
+            return x.add(&self.forward(&normed)?);
+        }
+        let routing = self.router.forward(&normed)?;
+        self.experts.forward_onto(&normed, &routing, x)
     }
 }
 

@@ -459,8 +459,8 @@ fn two_plugins_for_one_architecture_are_a_question_to_the_user() {
     exit 0
     --- stdout
     PLUGIN       VERSION  ABI  STATE     FILE
-    family/mock  0.1.0    1.3  conflict  [home]/one/libmlxcel_family_mock.so: same name and rank as [home]/two/libmlxcel_family_mock.so: remove one, or name the one to use with --plugin FILE
-    family/mock  0.1.0    1.3  conflict  [home]/two/libmlxcel_family_mock.so: same name and rank as [home]/one/libmlxcel_family_mock.so: remove one, or name the one to use with --plugin FILE
+    family/mock  0.1.0    1.4  conflict  [home]/one/libmlxcel_family_mock.so: same name and rank as [home]/two/libmlxcel_family_mock.so: remove one, or name the one to use with --plugin FILE
+    family/mock  0.1.0    1.4  conflict  [home]/two/libmlxcel_family_mock.so: same name and rank as [home]/one/libmlxcel_family_mock.so: remove one, or name the one to use with --plugin FILE
     --- stderr
     "#);
     let args = [

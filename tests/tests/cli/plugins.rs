@@ -181,10 +181,10 @@ fn each_bad_plugin_has_one_line_and_the_good_ones_work_on() {
     exit 0
     --- stdout
     PLUGIN        VERSION  ABI  STATE      FILE
-    backend/mock  0.1.0    1.3  available  [home]/plugins/libmlxcel_backend_mock.so
+    backend/mock  0.1.0    1.4  available  [home]/plugins/libmlxcel_backend_mock.so
     family/cut    -        -    rejected   [home]/plugins/libmlxcel_family_cut.so: truncated: the section table ends at byte [n], the file has [n]; copy the file again
     family/empty  -        -    rejected   [home]/plugins/libmlxcel_family_empty.so: the file is empty: copy or build the plugin again
-    family/mock   0.1.0    1.3  available  [home]/plugins/libmlxcel_family_mock.so
+    family/mock   0.1.0    1.4  available  [home]/plugins/libmlxcel_family_mock.so
     family/text   -        -    rejected   [home]/plugins/libmlxcel_family_text.so: expected an ELF library, found text that starts with "not a li": the file is not a plugin, remove or rename it
     --- stderr
     "#));
@@ -255,7 +255,7 @@ fn show_says_all_that_the_file_says() {
     sha256       [sha256]
     version      0.1.0
     vendor       mlxcel
-    abi          1.3, needs a host of 1.0 or newer
+    abi          1.4, needs a host of 1.0 or newer
     built for    linux x86_64
     arch         mock (Mock): dense; model types mock; kv fp16
     --- stderr
@@ -287,10 +287,10 @@ fn verify_takes_plugins_through_every_stage() {
     exit 4
     --- stdout
     PLUGIN        VERSION  ABI  RESULT          FILE
-    backend/mock  0.1.0    1.3  ok              [home]/plugins/libmlxcel_backend_mock.so: score 1, host memory
+    backend/mock  0.1.0    1.4  ok              [home]/plugins/libmlxcel_backend_mock.so: score 1, host memory
     family/cut    -        -    failed at peek  [home]/plugins/libmlxcel_family_cut.so: truncated: the section table ends at byte [n], the file has [n]; copy the file again
     family/empty  -        -    failed at peek  [home]/plugins/libmlxcel_family_empty.so: the file is empty: copy or build the plugin again
-    family/mock   0.1.0    1.3  ok              [home]/plugins/libmlxcel_family_mock.so
+    family/mock   0.1.0    1.4  ok              [home]/plugins/libmlxcel_family_mock.so
     family/text   -        -    failed at peek  [home]/plugins/libmlxcel_family_text.so: expected an ELF library, found text that starts with "not a li": the file is not a plugin, remove or rename it
     --- stderr
     error: 3 of 5 plugins cannot be used
@@ -358,7 +358,7 @@ fn the_doctor_says_what_is_missing_and_where_it_looked() {
     settings.bind(|| insta::assert_snapshot!(done.show(), @r#"
     exit 1
     --- stdout
-    mlxcel 0.1.0, plugin ABI 1.3, [platform]
+    mlxcel 0.1.0, plugin ABI 1.4, [platform]
     plugin places
       user       [home]/.local/share/mlxcel/plugins: does not exist
       bundled [path]

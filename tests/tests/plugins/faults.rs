@@ -57,9 +57,9 @@ fn handshakes_that_fail() {
     insta::assert_snapshot!(refusal("garbage_metadata"), @"open bad_metadata: metadata record 1: EOF while parsing a value at column 10");
     insta::assert_snapshot!(refusal("panic_open"), @"open panicked: refused to open: panicked: open was told to panic (at tests/plugins/faulty/src/lib.rs:LINE)");
     insta::assert_snapshot!(refusal("error_open"), @"open open_failed: refused to open: no licence for mlxcel 0.1.0");
-    insta::assert_snapshot!(refusal("hello_minor"), @"open hello_mismatch: its file says kind 1 at ABI minor 3 needing 0, its open says kind 1 at 10 needing 0: rebuild it");
-    insta::assert_snapshot!(refusal("hello_needs"), @"open abi_mismatch: plugin needs ABI 1.900, this host has 1.3: update mlxcel");
-    insta::assert_snapshot!(refusal("hello_kind"), @"open hello_mismatch: its file says kind 1 at ABI minor 3 needing 0, its open says kind 2 at 3 needing 0: rebuild it");
+    insta::assert_snapshot!(refusal("hello_minor"), @"open hello_mismatch: its file says kind 1 at ABI minor 4 needing 0, its open says kind 1 at 10 needing 0: rebuild it");
+    insta::assert_snapshot!(refusal("hello_needs"), @"open abi_mismatch: plugin needs ABI 1.900, this host has 1.4: update mlxcel");
+    insta::assert_snapshot!(refusal("hello_kind"), @"open hello_mismatch: its file says kind 1 at ABI minor 4 needing 0, its open says kind 2 at 4 needing 0: rebuild it");
     insta::assert_snapshot!(refusal("null_table"), @"open bad_table: FamilyTable is null or misaligned");
     insta::assert_snapshot!(refusal("small_table"), @"open bad_table: FamilyTable says it has 8 bytes, expected 24 to 65536");
 }
@@ -88,7 +88,7 @@ fn its_root_is_missing_or_of_another_envelope() {
 #[test]
 fn a_file_that_says_other_than_the_running_plugin() {
     let bytes = Healthy::Faulty.bytes().expect("built");
-    let (from, to) = (br#""abi":[1,3],"needs_"#, br#""abi":[1,4],"needs_"#);
+    let (from, to) = (br#""abi":[1,4],"needs_"#, br#""abi":[1,5],"needs_"#);
     // One copy is the file's section, the other the text that the running plugin gives.
     let places = places(&bytes, from);
     assert!(places.len() >= 2, "{places:?}");

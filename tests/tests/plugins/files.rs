@@ -134,9 +134,9 @@ fn patched(from: &str, to: &str) -> String {
 
 #[test]
 fn another_abi() {
-    insta::assert_snapshot!(patched(r#""abi":[1,3]"#, r#""abi":[2,0]"#), @"abi_mismatch: plugin uses ABI major 2, this host has 1: update mlxcel");
-    insta::assert_snapshot!(patched(r#""abi":[1,3]"#, r#""abi":[0,9]"#), @"abi_mismatch: plugin uses ABI major 0, this host has 1: update the plugin");
-    insta::assert_snapshot!(patched(r#""abi":[1,3],"needs_minor":0"#, r#""abi":[1,9],"needs_minor":9"#), @"abi_mismatch: plugin needs ABI 1.9, this host has 1.3: update mlxcel");
+    insta::assert_snapshot!(patched(r#""abi":[1,4]"#, r#""abi":[2,0]"#), @"abi_mismatch: plugin uses ABI major 2, this host has 1: update mlxcel");
+    insta::assert_snapshot!(patched(r#""abi":[1,4]"#, r#""abi":[0,9]"#), @"abi_mismatch: plugin uses ABI major 0, this host has 1: update the plugin");
+    insta::assert_snapshot!(patched(r#""abi":[1,4],"needs_minor":0"#, r#""abi":[1,9],"needs_minor":9"#), @"abi_mismatch: plugin needs ABI 1.9, this host has 1.4: update mlxcel");
     insta::assert_snapshot!(patched(r#""needs_minor":0"#, r#""needs_minor":5"#), @"abi_mismatch: plugin says it needs ABI minor 5 but was built at 3: rebuild it with a current mlxcel-sdk");
 }
 
@@ -159,7 +159,7 @@ fn a_rejected_plugin_still_tells_what_it_would_serve() {
     let bytes = Healthy::Family.bytes().expect("built");
     let path = write(
         dir.path(),
-        replaced(bytes, br#""abi":[1,3]"#, br#""abi":[3,0]"#),
+        replaced(bytes, br#""abi":[1,4]"#, br#""abi":[3,0]"#),
     );
     let record = record_of(&path).expect("listed");
     assert_eq!((record.name(), record.archs().len()), ("mock", 1));

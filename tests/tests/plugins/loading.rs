@@ -440,7 +440,7 @@ fn two_plugins_for_one_architecture_need_a_pin() {
 fn a_rejected_plugin_is_named_when_its_model_is_asked_for() {
     let mut setup = setup();
     let bytes = Healthy::Family.bytes().expect("built");
-    let old = replaced(bytes, br#""abi":[1,3]"#, br#""abi":[0,4]"#);
+    let old = replaced(bytes, br#""abi":[1,4]"#, br#""abi":[0,4]"#);
     fs::write(setup.dir.path().join(Healthy::Family.file_name()), old).expect("written");
     setup.catalogue = catalogue_of(setup.dir.path()).expect("built");
     let error = detect(&setup, Query::ModelType("mock"), None, CONFIG).expect_err("rejected");

@@ -1,7 +1,9 @@
 //! Mixture-of-experts building blocks: routing and gathered expert products.
 
-use mlxcel_abi::DType;
+use mlxcel_abi::fused_args::{LinearWeight, MixtureArgs, RouteArgs};
+use mlxcel_abi::{DType, Tensor as Handle};
 
+use crate::backend::{Fused, FusedSite};
 use crate::nn::mlp::gated;
 use crate::nn::{Activation, Linear};
 use crate::ops::QuantizedTensor;
@@ -23,6 +25,7 @@ pub struct TopKRouter {
     n_experts: usize,
     top_k: usize,
     renormalise: bool,
+    site: FusedSite,
 }
 
 impl TopKRouter {
@@ -40,13 +43,37 @@ impl TopKRouter {
             n_experts,
             top_k,
             renormalise,
+            site: FusedSite::default(),
         })
     }
 
     /// Routes `[T, hidden]`.
     pub fn forward(&self, x: &Tensor) -> Result<Routing> {
-        let dtype = x.dtype()?;
-        let scores = self.gate.forward(x)?.cast(DType::F32)?.softmax(-1)?; // [T, E]
+        let logits = self.gate.forward(x)?; // [T, E]
+        x.backend().fused_at(
+            Fused::Route,
+            &self.site,
+            || self.fused(&logits),
+            || self.composed(&logits),
+        )
+    }
+
+    fn fused(&self, logits: &Tensor) -> Result<Routing> {
+        let args = RouteArgs {
+            logits: logits.handle(),
+            top_k: self.top_k as u32,
+            renormalised: u32::from(self.renormalise),
+            ..RouteArgs::default()
+        };
+        let backend = logits.backend();
+        let mut out = [Handle::NONE; 2];
+        command!(backend.table(), route, &args, &mut out)?;
+        let [experts, weights] = out.map(|t| Tensor::from_handle(backend, t));
+        Ok(Routing { experts, weights })
+    }
+
+    fn composed(&self, logits: &Tensor) -> Result<Routing> {
+        let scores = logits.cast(DType::F32)?.softmax(-1)?; // [T, E]
         let (n, k) = (self.n_experts as i64, self.top_k as i64);
         let experts = if n == k {
             scores.argsort(-1)?
@@ -59,7 +86,7 @@ impl TopKRouter {
         }
         Ok(Routing {
             experts,
-            weights: chosen.cast(dtype)?,
+            weights: chosen.cast(logits.dtype()?)?,
         })
     }
 }
@@ -78,6 +105,15 @@ impl Stack {
             Self::Quantized(w) => w.gather_matmul_t(x, Some(rows), experts, false),
         }
     }
+
+    fn raw(&self) -> LinearWeight {
+        let mut raw = LinearWeight::default();
+        match self {
+            Self::Plain(w) => raw.plain = w.handle(),
+            Self::Quantized(w) => raw.quantized = w.raw(),
+        }
+        raw
+    }
 }
 
 /// Gated experts stacked along a leading axis.
@@ -88,6 +124,7 @@ pub struct Experts {
     down: Stack,
     activation: Activation,
     limit: Option<f64>,
+    site: FusedSite,
 }
 
 impl Experts {
@@ -126,6 +163,7 @@ impl Experts {
             down: one(2, hidden, inner)?,
             activation,
             limit: None,
+            site: FusedSite::default(),
         })
     }
 
@@ -147,6 +185,7 @@ impl Experts {
             down: Stack::Plain(weights.tensor("down_proj", &[n, h, i])?.t()?),
             activation,
             limit: None,
+            site: FusedSite::default(),
         })
     }
 
@@ -168,6 +207,7 @@ impl Experts {
             down: Stack::Plain(weights.tensor("down_proj", &[n, i, h])?),
             activation,
             limit: None,
+            site: FusedSite::default(),
         })
     }
 
@@ -180,9 +220,43 @@ impl Experts {
 
     /// Sum of the chosen experts' outputs for `[T, hidden]`, weighted.
     pub fn forward(&self, x: &Tensor, routing: &Routing) -> Result<Tensor> {
-        self.each(x, &routing.experts)?
-            .mul(&routing.weights.unsqueeze(2)?)?
-            .sum(&[1], false)
+        self.run(x, routing, None)
+    }
+
+    /// `residual` plus what `forward` gives.
+    pub fn forward_onto(&self, x: &Tensor, routing: &Routing, residual: &Tensor) -> Result<Tensor> {
+        self.run(x, routing, Some(residual))
+    }
+
+    fn run(&self, x: &Tensor, routing: &Routing, residual: Option<&Tensor>) -> Result<Tensor> {
+        let composed = || {
+            let each = self.each(x, &routing.experts)?;
+            let sum = each.mul(&routing.weights.unsqueeze(2)?)?.sum(&[1], false)?;
+            residual.map_or_else(|| Ok(sum.clone()), |residual| residual.add(&sum))
+        };
+        if self.limit.is_some() {
+            return composed();
+        }
+        let fused = || self.fused(x, routing, residual);
+        x.backend()
+            .fused_at(Fused::Mixture, &self.site, fused, composed)
+    }
+
+    fn fused(&self, x: &Tensor, routing: &Routing, residual: Option<&Tensor>) -> Result<Tensor> {
+        let args = MixtureArgs {
+            x: x.handle(),
+            experts: routing.experts.handle(),
+            weights: routing.weights.handle(),
+            gate: self.gate.raw(),
+            up: self.up.raw(),
+            down: self.down.raw(),
+            kind: self.activation.glu_kind(),
+            residual: Tensor::handle_of(residual),
+            ..MixtureArgs::default()
+        };
+        let mut out = Handle::NONE;
+        command!(x.backend().table(), mixture, &args, &mut out)?;
+        Ok(Tensor::from_handle(x.backend(), out))
     }
 
     /// Output of each chosen expert: rows `[T, hidden]` and experts `[T, K]` give `[T, K, hidden]`.

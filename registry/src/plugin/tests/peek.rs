@@ -75,7 +75,7 @@ fn requirements_that_this_host_lacks() {
         peeked(&requiring(r#""requires_ops":["rope","take"]"#), HOST).rejection,
         None
     );
-    insta::assert_snapshot!(refusal(&requiring(r#""requires_ops":["rope","warp"]"#), HOST), @r#"abi_mismatch: needs operation "warp", which ABI 1.3 of this host does not have: update mlxcel"#);
+    insta::assert_snapshot!(refusal(&requiring(r#""requires_ops":["rope","warp"]"#), HOST), @r#"abi_mismatch: needs operation "warp", which ABI 1.4 of this host does not have: update mlxcel"#);
     insta::assert_snapshot!(refusal(&requiring(r#""requires_ext":["mlxcel.ext.collectives/1"]"#), HOST), @r#"abi_mismatch: needs extension "mlxcel.ext.collectives/1", which this host does not have: update mlxcel"#);
 }
 

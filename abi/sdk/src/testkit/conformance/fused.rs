@@ -152,7 +152,7 @@ fn plus(y: Tensor, residual: Option<&Tensor>) -> Result<Tensor> {
 }
 
 /// Whether a fused call was answered; unimplemented is no failure.
-fn answered(done: Result<()>) -> Result<bool> {
+pub(super) fn answered(done: Result<()>) -> Result<bool> {
     match done {
         Ok(()) => Ok(true),
         Err(error) if error.is_unimplemented() => Ok(false),
@@ -389,7 +389,7 @@ pub(super) fn run(suite: &mut Suite<'_>) {
 }
 
 /// The fused operation and its parts, both against the reference's.
-fn both(
+pub(super) fn both(
     suite: &mut Suite<'_>,
     slot: &'static str,
     case: String,
@@ -406,7 +406,7 @@ fn both(
     );
 }
 
-fn names(forms: &[Option<QuantSpec>]) -> String {
+pub(super) fn names(forms: &[Option<QuantSpec>]) -> String {
     let each = |form: &Option<QuantSpec>| form.as_ref().map_or("plain".to_owned(), name);
     forms.iter().map(each).collect::<Vec<_>>().join(" + ")
 }
@@ -418,7 +418,7 @@ fn product_tolerance(columns: i64) -> Tolerance {
 }
 
 /// Three products in a row, the last of numbers that grew.
-fn mlp_tolerance() -> Tolerance {
+pub(super) fn mlp_tolerance() -> Tolerance {
     Tolerance::units(64.0, 8.0).floor(400.0)
 }
 

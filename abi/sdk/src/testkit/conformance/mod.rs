@@ -22,6 +22,7 @@ mod elementwise;
 mod fourier;
 mod fused;
 mod indexing;
+mod mixture;
 mod movement;
 mod norms;
 mod ordering;
@@ -133,6 +134,10 @@ pub const GROUPS: &[Group] = &[
     Group {
         name: "fused",
         run: fused::run,
+    },
+    Group {
+        name: "mixture",
+        run: mixture::run,
     },
     Group {
         name: "randomness",

@@ -23,6 +23,7 @@ mod fused_slots;
 mod indexing;
 mod inner;
 mod layers;
+mod mixture_slots;
 mod movement;
 pub(in crate::testkit) mod number;
 mod operation_slots;
@@ -150,6 +151,7 @@ pub fn reference_backend(options: ReferenceOptions) -> ReferenceBackend {
     product_slots::install(&mut table, &missing);
     cache_slots::install(&mut table, &missing);
     fused_slots::install(&mut table, &missing);
+    mixture_slots::install(&mut table, &missing);
     sampling::install(&mut table, &missing);
     ReferenceBackend {
         inner,
@@ -165,6 +167,7 @@ pub(in crate::testkit) fn install_all(table: &mut BackendOps) {
     product_slots::install(table, &[]);
     cache_slots::install(table, &[]);
     fused_slots::install(table, &[]);
+    mixture_slots::install(table, &[]);
 }
 
 impl ReferenceBackend {
