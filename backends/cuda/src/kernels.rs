@@ -11,6 +11,7 @@ use crate::driver::{Driver, Function};
 const COMMON: &str = include_str!("kernels/common.cuh");
 const ENGINE: &str = include_str!("kernels/engine.cuh");
 const GROUP: &str = include_str!("kernels/group.cuh");
+const FEW: &str = include_str!("kernels/few.cuh");
 
 /// First generation with a copy engine that brings tiles.
 pub(crate) const ENGINE_ARCHITECTURE: i32 = 90;
@@ -51,6 +52,20 @@ pub(crate) enum Text {
         bits: u32,
         /// As above.
         group_size: u32,
+        /// Rows come in groups, each for one matrix of a stack.
+        is_grouped: bool,
+    },
+    /// Products of few rows with chosen matrices of a stack.
+    Experts {
+        /// As above.
+        bits: u32,
+        /// As above.
+        group_size: u32,
+    },
+    /// Which experts rows go to, and the sum of what they give.
+    Choice {
+        /// Logits are f32 instead of a half type.
+        is_full: bool,
     },
     /// Operations row by row.
     Rows,
@@ -76,7 +91,9 @@ pub(crate) enum Text {
 impl Text {
     fn source(self) -> String {
         let parts: &[&str] = match self {
-            Self::Product { .. } => &[include_str!("kernels/product.cu")],
+            Self::Product { .. } => &[FEW, include_str!("kernels/product.cu")],
+            Self::Experts { .. } => &[FEW, include_str!("kernels/experts.cu")],
+            Self::Choice { .. } => &[include_str!("kernels/choice.cu")],
             Self::Streamed { .. } => &[ENGINE, include_str!("kernels/streamed.cu")],
             Self::Tiled { .. } => &[ENGINE, GROUP, include_str!("kernels/tiled.cu")],
             Self::Rows => &[include_str!("kernels/rows.cu")],
@@ -106,7 +123,7 @@ impl Text {
     fn defines(self, is_f16: bool) -> Vec<String> {
         let mut defines = vec![format!("F16={}", u32::from(is_f16))];
         match self {
-            Self::Product { bits, group_size } => {
+            Self::Product { bits, group_size } | Self::Experts { bits, group_size } => {
                 defines.push(format!("WEIGHT_BITS={bits}"));
                 defines.push(format!("GROUP_SIZE={group_size}"));
             }
@@ -120,14 +137,19 @@ impl Text {
                 defines.push(format!("STREAM_WARPS={STREAM_WARPS}"));
                 defines.push(format!("STREAM_STAGES={stages}"));
             }
-            Self::Tiled { bits, group_size } => {
+            Self::Tiled {
+                bits,
+                group_size,
+                is_grouped,
+            } => {
+                defines.push(format!("TILE_GROUPED={}", u32::from(is_grouped)));
                 defines.push(format!("WEIGHT_BITS={bits}"));
                 defines.push(format!("GROUP_SIZE={group_size}"));
                 defines.push(format!("TILE_TEAMS={TILE_TEAMS}"));
                 defines.push(format!("TILE_BYTES={TILE_BYTES}"));
             }
             Self::Rows => {}
-            Self::Sample { is_full } => {
+            Self::Sample { is_full } | Self::Choice { is_full } => {
                 defines.push(format!("LOGITS_F32={}", u32::from(is_full)));
             }
             Self::Prefill { width } => {
@@ -211,8 +233,13 @@ mod tests {
         for group_size in [32, 64, 128] {
             texts.extend([4, 8].map(|bits| Text::Product { bits, group_size }));
         }
+        texts.extend(
+            [(4, 64), (8, 32), (16, 64)]
+                .map(|(bits, group_size)| Text::Experts { bits, group_size }),
+        );
         for is_full in [false, true] {
             texts.push(Text::Sample { is_full });
+            texts.push(Text::Choice { is_full });
         }
         texts.extend(
             [(64, 3), (128, 4), (256, 2)].map(|(width, group)| Text::Attention { width, group }),
@@ -229,11 +256,16 @@ mod tests {
                 group_size,
                 stages: 2,
             });
-            texts.push(Text::Tiled { bits, group_size });
+            texts.extend([false, true].map(|is_grouped| Text::Tiled {
+                bits,
+                group_size,
+                is_grouped,
+            }));
         }
         texts.push(Text::Tiled {
             bits: 4,
             group_size: 32,
+            is_grouped: false,
         });
         texts
     }

@@ -4,6 +4,9 @@
 // weight and of x; the warpgroups expand the weight's values in registers, where they are the first operand of the product. Blocks
 // share all pieces of all tiles evenly: where a tile is divided, whoever comes last adds its parts.
 //
+// With TILE_GROUPED the weights are stacks of matrices, and rows of x come in groups, each for one matrix of the stack; `tiles` are
+// those of one group.
+//
 // A value of few bits, as the lowest bits of a bf16, is that number times 2^-133, so one fused multiply-add gives the weight: scale
 // times 2^120 and bias times 2^-13, which the result is multiplied with at the end.
 
@@ -86,9 +89,18 @@ constexpr float kUndo = 1.0f;
 constexpr float kUndo = 0x1p13f;
 #endif
 
+// What a tile works on: its place among those of its group, the matrix of the stack, its first row of x and how many it has.
+struct Place {
+  int tile;
+  int matrix;
+  int first_x;
+  int rows;
+};
+
 template <int COLUMNS, int STAGES>
 __device__ __forceinline__ void tiled(
-    const Tiled& all, const Map& x_map, float* scratch, u32* counters, int k_total, int rows, int tiles, int waits) {
+    const Tiled& all, const Map& x_map, float* scratch, u32* counters, int k_total, int rows, int tiles, int waits,
+    const uint4* groups, const u32* group_count) {
   constexpr int kStageBytes = kWeightBytes + COLUMNS * kPieceK * 2;
   // Blocks of the weight that are expanded at a time; with more columns there are no registers for two.
   constexpr int kNumbers = COLUMNS / 2, kBuffers = COLUMNS > 64 ? 1 : 2;
@@ -96,10 +108,28 @@ __device__ __forceinline__ void tiled(
   const u32 stages = shared_address(memory), full = stages + STAGES * kStageBytes, empty = full + STAGES * 8;
   __shared__ int is_last;
   const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
-  const int chunks = k_total / kPieceK, first_x = blockIdx.y * COLUMNS;
-  const u32 total = tiles * chunks, blocks = gridDim.x;
-  const int begin = blockIdx.x * total / blocks, end = (blockIdx.x + 1) * total / blocks;
+  const int chunks = k_total / kPieceK;
   let_next_start();
+#if TILE_GROUPED
+  wait_for_inputs();
+  const u32 total = *group_count * tiles * chunks;
+  auto place_of = [&](int tile) {
+    const uint4 group = groups[tile / tiles];
+    return Place{tile % tiles, static_cast<int>(group.x), static_cast<int>(group.y), static_cast<int>(group.z)};
+  };
+#else
+  const u32 total = tiles * chunks;
+  auto place_of = [&](int tile) {
+    const int first = blockIdx.y * COLUMNS;
+    return Place{tile, 0, first, rows - first};
+  };
+#endif
+  // No block without work lies between two that share a tile.
+  const u32 blocks = min(gridDim.x, total);
+  if (blockIdx.x >= blocks) {
+    return;
+  }
+  const int begin = blockIdx.x * total / blocks, end = (blockIdx.x + 1) * total / blocks;
   if (threadIdx.x == 0) {
     for (int i = 0; i < STAGES; ++i) {
       init_barrier(full + i * 8, 1);
@@ -116,15 +146,16 @@ __device__ __forceinline__ void tiled(
       wait_for_inputs();
     }
     auto fetch_weight = [&](int unit, int stage) {
-      int tile = unit / chunks, chunk = unit % chunks;
+      const Place place = place_of(unit / chunks);
+      const int tile = place.tile, chunk = unit % chunks;
       int i = tile >= all.start[2] ? 2 : tile >= all.start[1] ? 1 : 0;
-      int row = (tile - (i == 0 ? 0 : all.start[i])) * kTileRows;
+      int row = place.matrix * all.n[i] + (tile - (i == 0 ? 0 : all.start[i])) * kTileRows;
       const u8* map = i == 0 ? all.maps[0] : i == 1 ? all.maps[1] : all.maps[2];
       expect_bytes(full + stage * 8, kStageBytes);
       fetch_box_2(stages + stage * kStageBytes, map, chunk * (WEIGHT_BITS == 16 ? 64 : 32), row, full + stage * 8);
     };
     auto fetch_x = [&](int unit, int stage) {
-      int chunk = unit % chunks;
+      const int chunk = unit % chunks, first_x = place_of(unit / chunks).first_x;
 #pragma unroll
       for (int block = 0; block < kBlocks; ++block) {
         fetch_box_2(stages + stage * kStageBytes + kWeightBytes + block * COLUMNS * 128, &x_map, chunk * kPieceK + block * 64, first_x,
@@ -158,17 +189,18 @@ __device__ __forceinline__ void tiled(
   for (int unit = begin; unit < end;) {
     const int tile = unit / chunks, until = min(end, (tile + 1) * chunks);
     const bool from_start = unit == tile * chunks;
-    const int which = tile >= all.start[2] ? 2 : tile >= all.start[1] ? 1 : 0;
+    const Place place = place_of(tile);
+    const int which = place.tile >= all.start[2] ? 2 : place.tile >= all.start[1] ? 1 : 0;
     const int n = which == 0 ? all.n[0] : which == 1 ? all.n[1] : all.n[2];
-    const int first = (tile - (which == 0 ? 0 : which == 1 ? all.start[1] : all.start[2])) * kTileRows;
+    const int first = (place.tile - (which == 0 ? 0 : which == 1 ? all.start[1] : all.start[2])) * kTileRows;
     float sums[kNumbers];
     int before = -1;
 #if WEIGHT_BITS < 16
-    const int groups = k_total / GROUP_SIZE;
+    const int row_groups = k_total / GROUP_SIZE;
     const u16* scales = which == 0 ? all.scales[0] : which == 1 ? all.scales[1] : all.scales[2];
     const u16* biases = which == 0 ? all.biases[0] : which == 1 ? all.biases[1] : all.biases[2];
-    const size_t upper = static_cast<size_t>(min(first + own_row, n - 1)) * groups;
-    const size_t lower = static_cast<size_t>(min(first + own_row + 8, n - 1)) * groups;
+    const size_t upper = (static_cast<size_t>(place.matrix) * n + min(first + own_row, n - 1)) * row_groups;
+    const size_t lower = (static_cast<size_t>(place.matrix) * n + min(first + own_row + 8, n - 1)) * row_groups;
     RowScales next[4];
     auto load_scales = [&](int at) {
       int g = (at - tile * chunks) * kPieceGroups;
@@ -313,21 +345,28 @@ __device__ __forceinline__ void tiled(
     for (int j = 0; j < kNumbers / 4; ++j) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        int c = first_x + j * 8 + quad * 2 + (i & 1), r = first + own_row + (i >> 1) * 8;
-        if (c < rows && r < n) {
-          out[static_cast<size_t>(c) * n + r] = from_float(sums[4 * j + i] * kUndo);
+        int c = j * 8 + quad * 2 + (i & 1), r = first + own_row + (i >> 1) * 8;
+        if (c < place.rows && r < n) {
+          out[static_cast<size_t>(place.first_x + c) * n + r] = from_float(sums[4 * j + i] * kUndo);
         }
       }
     }
   }
 }
 
+#if TILE_GROUPED
+#define TILE_GROUPS , const uint4 *groups, const u32 *group_count
+#else
+#define TILE_GROUPS
+constexpr const uint4* groups = nullptr;
+constexpr const u32* group_count = nullptr;
+#endif
 #define TILED(COLUMNS)                                                                                                       \
   extern "C" __global__ void __launch_bounds__(kThreads, 1) tiled_##COLUMNS(                                                 \
       const __grid_constant__ Tiled all, const __grid_constant__ Map x_map, float* scratch, u32* counters, int k, int rows, \
-      int tiles, int waits) {                                                                                          \
+      int tiles, int waits TILE_GROUPS) {                                                                                    \
     constexpr int kStage = kWeightBytes + COLUMNS * kPieceK * 2, kFit = TILE_BYTES / kStage;                                 \
-    tiled<COLUMNS, (kFit > 12 ? 12 : kFit)>(all, x_map, scratch, counters, k, rows, tiles, waits);                     \
+    tiled<COLUMNS, (kFit > 12 ? 12 : kFit)>(all, x_map, scratch, counters, k, rows, tiles, waits, groups, group_count);      \
   }
 TILED(8)
 TILED(16)

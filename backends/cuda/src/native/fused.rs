@@ -164,7 +164,11 @@ fn around(
 }
 
 /// A half-typed `[T, K]`.
-fn rows_of(device: &Device<'_>, state: &State, x: Tensor) -> Result<Option<(View, usize)>> {
+pub(super) fn rows_of(
+    device: &Device<'_>,
+    state: &State,
+    x: Tensor,
+) -> Result<Option<(View, usize)>> {
     let view = state.input(device, x)?;
     let fits = is_half(view.dtype) && is_plain(&view, 16) && view.shape().len() == 2;
     let rows = view.shape().first().map_or(0, |n| *n as usize);

@@ -21,7 +21,7 @@ pub(super) const FEW_ROWS: usize = 8;
 const MOST_ROWS: usize = 128;
 const MOST_ROWS_PLAIN: usize = 64;
 /// For the text of plain products, which does not use it.
-const PLAIN_GROUP_SIZE: u32 = 64;
+pub(super) const PLAIN_GROUP_SIZE: u32 = 64;
 /// Most bytes of an expanded weight.
 const MOST_EXPANDED_BYTES: usize = 1 << 30;
 
@@ -64,6 +64,19 @@ impl Weight {
             bits: self.bits,
             group_size: self.group_size,
         }
+    }
+
+    /// For a stack of such weights.
+    pub(super) fn experts_text(&self) -> Text {
+        Text::Experts {
+            bits: self.bits,
+            group_size: self.group_size,
+        }
+    }
+
+    /// The kernels' `Stack`.
+    pub(super) fn addresses(&self) -> [u64; 3] {
+        [self.words, self.scales, self.biases].map(|address| address as u64)
     }
 }
 
@@ -406,7 +419,7 @@ fn chosen(
         && is_plain(&lhs, 4)
         && is_plain(&rhs, 4)
         && experts > 0;
-    let (Some(n), true) = (small(n), fits) else {
+    let (Some(n), Some(experts), true) = (small(n), small(experts), fits) else {
         return Ok(None);
     };
     let shape: Vec<i64> = lhs
@@ -417,13 +430,14 @@ fn chosen(
         .collect();
     let (t, out) = state.output(&device, x.dtype, &shape)?;
     let arguments = Arguments::new()
-        .wide(w.words)
-        .wide(w.scales)
-        .wide(w.biases)
+        .record(&w.addresses())
         .wide(x.data as usize)
         .wide(out)
-        .wide(lhs.data as usize)
         .wide(rhs.data as usize)
+        .wide(0)
+        .wide(0)
+        .wide(lhs.data as usize)
+        .int(experts)
         .int(n)
         .int(w.columns as i32);
     let launch = Shape {
@@ -431,7 +445,8 @@ fn chosen(
         threads: 256,
         shared_bytes: 0,
     };
-    // SAFETY: indices come from the family, which keeps them in range as for MLX's own operation.
-    unsafe { state.launch(w.text(), x.dtype, "few_rows_chosen", &launch, 0, arguments) }?;
+    let text = w.experts_text();
+    // SAFETY: indices of rows come from the family, which keeps them in range as for MLX's own operation.
+    unsafe { state.launch(text, x.dtype, "experts_product", &launch, 0, arguments) }?;
     Ok(Some(t))
 }

@@ -104,15 +104,6 @@ impl State {
             w.words = self.maps_of(w, Reader::Stream)?;
         }
         let (record, tiles) = weights(&items, 16);
-        // Without the addresses of scales and biases, which are in the maps.
-        let (maps, rest) = (record.get(..3), record.get(9..));
-        let (Some(maps), Some(rest)) = (maps, rest) else {
-            return Ok(());
-        };
-        let mut fields = [0; 9];
-        for (to, from) in fields.iter_mut().zip(maps.iter().chain(rest)) {
-            *to = *from;
-        }
         let (name, tiles) = match gated {
             Some(_) => ("stream_gated", first.rows.div_ceil(8) as u32),
             None => ("stream_rows", tiles),
@@ -124,7 +115,7 @@ impl State {
             tiles as usize,
             self.processors,
         );
-        let mut arguments = Arguments::new().record(&fields).wide(x);
+        let mut arguments = Arguments::new().record(&record).wide(x);
         if let Some((out, _)) = gated {
             arguments = arguments.wide(out);
         }
@@ -193,6 +184,7 @@ impl State {
         let text = Text::Tiled {
             bits: first.bits,
             group_size: first.group_size,
+            is_grouped: false,
         };
         let most = self.most_shared_bytes;
         // SAFETY: as above; the scratch holds two parts of every block, the counters one number for every tile.
@@ -201,7 +193,7 @@ impl State {
 }
 
 /// The kernels' `Weights`: addresses, widths and first blocks of up to three, and the number of blocks.
-fn weights(items: &[(Weight, usize)], each: usize) -> ([u64; 15], u32) {
+pub(super) fn weights(items: &[(Weight, usize)], each: usize) -> ([u64; 15], u32) {
     let mut record = [0_u64; 15];
     let (mut widths, mut starts) = ([0_u32; 3], [i32::MAX as u32; 3]);
     let mut blocks = 0;

@@ -1,0 +1,168 @@
+// Which experts a row goes to, pairs of rows and experts in order of experts, and the sum of what experts gave.
+
+__device__ __forceinline__ float logit(const void* from, size_t at) {
+#if LOGITS_F32
+  return static_cast<const float*>(from)[at];
+#else
+  return to_float(static_cast<const u16*>(from)[at]);
+#endif
+}
+
+// A warp a row, up to 1,024 experts of which 32 at most are chosen. NaN comes after all other numbers.
+extern "C" __global__ void __launch_bounds__(256) route(
+    const void* logits, u32* experts, void* weights, int rows, int n, int chosen, int renormalised) {
+  constexpr int kHeld = 32;
+  let_next_start();
+  wait_for_inputs();
+  const int lane = threadIdx.x & 31, row = blockIdx.x * 8 + (threadIdx.x >> 5);
+  if (row >= rows) {
+    return;
+  }
+  float held[kHeld];
+  float most = -kInfinity;
+#pragma unroll
+  for (int i = 0; i < kHeld; ++i) {
+    int at = i * 32 + lane;
+    held[i] = at < n ? logit(logits, static_cast<size_t>(row) * n + at) : -kInfinity;
+    most = fmaxf(most, held[i]);
+  }
+#pragma unroll
+  for (int step = 16; step > 0; step /= 2) {
+    most = fmaxf(most, __shfl_xor_sync(0xFFFFFFFFu, most, step));
+  }
+  float total = 0.0f;
+  if (!renormalised) {
+#pragma unroll
+    for (int i = 0; i < kHeld; ++i) {
+      total += i * 32 + lane < n ? __expf(held[i] - most) : 0.0f;
+    }
+#pragma unroll
+    for (int step = 16; step > 0; step /= 2) {
+      total += __shfl_xor_sync(0xFFFFFFFFu, total, step);
+    }
+  }
+  // Lane c keeps the c-th choice.
+  u32 taken = 0, own_expert = 0;
+  float own_logit = -kInfinity;
+  for (int c = 0; c < chosen; ++c) {
+    float best = -kInfinity;
+    int best_at = 0x7FFFFFFF;
+#pragma unroll
+    for (int i = 0; i < kHeld; ++i) {
+      int at = i * 32 + lane;
+      bool is_free = at < n && !(taken >> i & 1);
+      if (is_free && (best_at == 0x7FFFFFFF || held[i] > best)) {
+        best = held[i] == held[i] ? held[i] : -kInfinity;
+        best_at = at;
+      }
+    }
+#pragma unroll
+    for (int step = 16; step > 0; step /= 2) {
+      float other = __shfl_xor_sync(0xFFFFFFFFu, best, step);
+      int other_at = __shfl_xor_sync(0xFFFFFFFFu, best_at, step);
+      if (other > best || (other == best && other_at < best_at)) {
+        best = other, best_at = other_at;
+      }
+    }
+    if ((best_at & 31) == lane) {
+      taken |= 1u << (best_at >> 5);
+    }
+    if (lane == c) {
+      own_expert = best_at, own_logit = best;
+    }
+  }
+  float share = lane < chosen ? __expf(own_logit - most) : 0.0f;
+  if (renormalised) {
+    total = share;
+#pragma unroll
+    for (int step = 16; step > 0; step /= 2) {
+      total += __shfl_xor_sync(0xFFFFFFFFu, total, step);
+    }
+  }
+  if (lane < chosen) {
+    const size_t at = static_cast<size_t>(row) * chosen + lane;
+    experts[at] = own_expert;
+#if LOGITS_F32
+    static_cast<float*>(weights)[at] = share / total;
+#else
+    static_cast<u16*>(weights)[at] = from_float(share / total);
+#endif
+  }
+}
+
+// Pairs in order of experts, in groups of up to `most` pairs of one expert. One block. `group_count` is a number; `rows` has the
+// row of x of every place in the order, `places` the place of every pair.
+extern "C" __global__ void __launch_bounds__(1024) group_pairs(
+    const u32* experts, uint4* groups, u32* group_count, u32* rows, u32* places, int pairs, int n_experts, int chosen, int most) {
+  constexpr int kMost = 1024;
+  __shared__ u32 counts[kMost], starts[kMost], group_starts[kMost];
+  __shared__ u32 warp_sums[2][32];
+  let_next_start();
+  wait_for_inputs();
+  const int t = threadIdx.x, lane = t & 31, warp = t >> 5;
+  counts[t] = 0;
+  __syncthreads();
+  for (int p = t; p < pairs; p += kMost) {
+    atomicAdd(&counts[min(experts[p], static_cast<u32>(n_experts - 1))], 1u);
+  }
+  __syncthreads();
+  // Running sums of pairs and of groups.
+  const u32 count = counts[t], own_groups = (count + most - 1) / most;
+  u32 sum = count, group_sum = own_groups;
+#pragma unroll
+  for (int step = 1; step < 32; step *= 2) {
+    u32 a = __shfl_up_sync(0xFFFFFFFFu, sum, step), b = __shfl_up_sync(0xFFFFFFFFu, group_sum, step);
+    if (lane >= step) {
+      sum += a, group_sum += b;
+    }
+  }
+  if (lane == 31) {
+    warp_sums[0][warp] = sum;
+    warp_sums[1][warp] = group_sum;
+  }
+  __syncthreads();
+  u32 before = 0, groups_before = 0;
+  for (int i = 0; i < warp; ++i) {
+    before += warp_sums[0][i];
+    groups_before += warp_sums[1][i];
+  }
+  starts[t] = before + sum - count;
+  group_starts[t] = groups_before + group_sum - own_groups;
+  if (t == kMost - 1) {
+    *group_count = groups_before + group_sum;
+  }
+  for (u32 i = 0; i < own_groups; ++i) {
+    u32 first = i * most;
+    groups[group_starts[t] + i] = make_uint4(t, starts[t] + first, min(count - first, static_cast<u32>(most)), 0);
+  }
+  __syncthreads();
+  // Which of an expert's pairs comes first does not matter: each is computed by itself.
+  for (int p = t; p < pairs; p += kMost) {
+    u32 place = atomicAdd(&starts[min(experts[p], static_cast<u32>(n_experts - 1))], 1u);
+    rows[place] = p / chosen;
+    places[p] = place;
+  }
+}
+
+// out[row] = residual[row] + the weighted sum of y at its pairs' places. Two values a thread.
+extern "C" __global__ void __launch_bounds__(256) sum_pairs(
+    const u32* y, const u32* places, const u16* weights, const u32* residual, u32* out, int chosen, int words) {
+  let_next_start();
+  wait_for_inputs();
+  const size_t row = blockIdx.x;
+  for (int i = blockIdx.y * blockDim.x + threadIdx.x; i < words; i += gridDim.y * blockDim.x) {
+    float low = 0.0f, high = 0.0f;
+    for (int c = 0; c < chosen; ++c) {
+      const float weight = to_float(weights[row * chosen + c]);
+      const u32 v = y[static_cast<size_t>(places[row * chosen + c]) * words + i];
+      low = fmaf(weight, low_float(v), low);
+      high = fmaf(weight, high_float(v), high);
+    }
+    u32 sum = pack(low, high);
+    if (residual != nullptr) {
+      const u32 r = residual[row * words + i];
+      sum = pack(low_float(sum) + low_float(r), high_float(sum) + high_float(r));
+    }
+    out[row * words + i] = sum;
+  }
+}
