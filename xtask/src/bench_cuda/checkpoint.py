@@ -52,6 +52,33 @@ SHAPES = {
         "max_position_embeddings": 8192,
         "tie_word_embeddings": True,
     },
+    # Qwen3-30B-A3B.
+    "qwen3moe": {
+        "architectures": ["Qwen3MoeForCausalLM"],
+        "model_type": "qwen3_moe",
+        "hidden_act": "silu",
+        "attention_bias": False,
+        "rms_norm_eps": 1e-6,
+        "torch_dtype": "bfloat16",
+        "bos_token_id": 0,
+        "eos_token_id": 1,
+        "hidden_size": 2048,
+        "intermediate_size": 6144,
+        "moe_intermediate_size": 768,
+        "num_experts": 128,
+        "num_experts_per_tok": 8,
+        "norm_topk_prob": True,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [],
+        "num_attention_heads": 32,
+        "num_key_value_heads": 4,
+        "num_hidden_layers": 48,
+        "vocab_size": 151936,
+        "head_dim": 128,
+        "rope_theta": 1000000.0,
+        "max_position_embeddings": 40960,
+        "tie_word_embeddings": False,
+    },
 }
 GROUP = 64
 SHARD_BYTES = 2 << 30
@@ -77,16 +104,18 @@ class Writer:
         self.index |= {name: file for name in self.held}
         self.held = {}
 
-    def linear(self, name, outputs, inputs):
-        """Outputs keep the inputs' size: values have a deviation of 1 / sqrt(inputs)."""
+    def linear(self, name, outputs, inputs, experts=()):
+        """Outputs keep the inputs' size: values have a deviation of 1 / sqrt(inputs). `experts` are leading axes."""
         if self.bits == 16:
-            self.put(f"{name}.weight", torch.randn(outputs, inputs, device=self.device) / math.sqrt(inputs))
+            self.put(f"{name}.weight", torch.randn(*experts, outputs, inputs, device=self.device) / math.sqrt(inputs))
             return
-        words = torch.randint(-(2**31), 2**31 - 1, (outputs, inputs * self.bits // 32), device=self.device)
+        words = torch.randint(
+            -(2**31), 2**31 - 1, (*experts, outputs, inputs * self.bits // 32), device=self.device, dtype=torch.int32
+        )
         levels = 2**self.bits - 1
         deviation = math.sqrt(((levels + 1) ** 2 - 1) / 12)
-        scales = (0.9 + 0.2 * torch.rand(outputs, inputs // GROUP, device=self.device)) / (deviation * math.sqrt(inputs))
-        self.put(f"{name}.weight", words.to(torch.int32).view(torch.uint32))
+        scales = (0.9 + 0.2 * torch.rand(*experts, outputs, inputs // GROUP, device=self.device)) / (deviation * math.sqrt(inputs))
+        self.put(f"{name}.weight", words.view(torch.uint32))
         self.put(f"{name}.scales", scales)
         self.put(f"{name}.biases", -scales * levels / 2)
 
@@ -106,11 +135,16 @@ def main(shape, bits, folder):
             ("self_attn.k_proj", kv, hidden),
             ("self_attn.v_proj", kv, hidden),
             ("self_attn.o_proj", hidden, q),
-            ("mlp.gate_proj", inner, hidden),
-            ("mlp.up_proj", inner, hidden),
-            ("mlp.down_proj", hidden, inner),
         ):
             out.linear(f"{at}.{name}", outputs, inputs)
+        experts, mlp = (), "mlp"
+        if "num_experts" in config:
+            experts, mlp, inner = (config["num_experts"],), "mlp.switch_mlp", config["moe_intermediate_size"]
+            out.linear(f"{at}.mlp.gate", *experts, hidden)
+            for name in ("q_norm", "k_norm"):
+                out.put(f"{at}.self_attn.{name}.weight", torch.ones(head))
+        for name, outputs, inputs in (("gate_proj", inner, hidden), ("up_proj", inner, hidden), ("down_proj", hidden, inner)):
+            out.linear(f"{at}.{mlp}.{name}", outputs, inputs, experts)
         for name in ("input_layernorm", "post_attention_layernorm"):
             out.put(f"{at}.{name}.weight", torch.ones(hidden))
     out.put("model.norm.weight", torch.ones(hidden))
