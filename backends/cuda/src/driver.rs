@@ -1,9 +1,15 @@
 //! NVIDIA's driver, opened when it is asked for: this crate is built and loaded on machines that have none.
 
+mod graph;
+mod launch;
+
 use core::ffi::{c_char, c_int, c_uint, c_void};
 use std::sync::OnceLock;
 
 use mlxcel_abi::{AbiError, Result, status};
+
+pub(crate) use graph::Graph;
+pub(crate) use launch::{Arguments, Launch, Shape};
 
 /// A stream of the driver.
 pub(crate) type Stream = *mut c_void;
@@ -13,27 +19,6 @@ pub(crate) type Function = *mut c_void;
 const SUCCESS: c_int = 0;
 const OUT_OF_MEMORY: c_int = 2;
 
-/// `CUlaunchConfig`.
-#[repr(C)]
-struct LaunchConfig {
-    grid: [c_uint; 3],
-    block: [c_uint; 3],
-    shared_bytes: c_uint,
-    stream: Stream,
-    attributes: *const LaunchAttribute,
-    attribute_count: c_uint,
-}
-
-/// `CUlaunchAttribute`: an id, padding to 8 bytes, a union of 64.
-#[repr(C, align(8))]
-struct LaunchAttribute {
-    id: c_uint,
-    padding: u32,
-    value: [u32; 16],
-}
-
-/// `CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION`.
-const EARLY_START: c_uint = 6;
 /// `CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES`.
 const MOST_SHARED_BYTES: c_int = 8;
 
@@ -88,7 +73,16 @@ driver! {
     load_module = "cuModuleLoadData"(out: *mut *mut c_void, image: *const c_void);
     get_function = "cuModuleGetFunction"(out: *mut Function, module: *mut c_void, name: *const c_char);
     set_function = "cuFuncSetAttribute"(function: Function, attribute: c_int, value: c_int);
-    launch_kernel = "cuLaunchKernelEx"(config: *const LaunchConfig, function: Function, arguments: *mut *mut c_void, extra: *mut *mut c_void);
+    launch_kernel = "cuLaunchKernelEx"(config: *const launch::Config, function: Function, arguments: *mut *mut c_void, extra: *mut *mut c_void);
+    new_stream = "cuStreamCreate"(out: *mut Stream, flags: c_uint);
+    end_stream = "cuStreamDestroy_v2"(stream: Stream);
+    begin_capture = "cuStreamBeginCapture_v2"(stream: Stream, mode: c_uint);
+    end_capture = "cuStreamEndCapture"(stream: Stream, out: *mut *mut c_void);
+    make_executable = "cuGraphInstantiateWithFlags"(out: *mut Graph, captured: *mut c_void, flags: u64);
+    upload_executable = "cuGraphUpload"(graph: Graph, stream: Stream);
+    launch_executable = "cuGraphLaunch"(graph: Graph, stream: Stream);
+    end_executable = "cuGraphExecDestroy"(graph: Graph);
+    end_captured = "cuGraphDestroy"(captured: *mut c_void);
     encode_tiled = "cuTensorMapEncodeTiled"(out: *mut c_void, element: c_uint, rank: c_uint, address: *mut c_void, dims: *const u64, strides: *const u64, tile: *const c_uint, steps: *const c_uint, interleave: c_uint, swizzle: c_uint, promotion: c_uint, fill: c_uint);
     error_name = "cuGetErrorName"(code: c_int, out: *mut *const c_char);
 }
@@ -330,130 +324,5 @@ impl Driver {
             }
         }
         Ok(function)
-    }
-
-    /// Submits a kernel. With `early`, it may be started before the one before it ends: such kernels wait by themselves.
-    ///
-    /// # Safety
-    /// The arguments are those of the kernel, and what they point to is as large as it takes.
-    pub(crate) unsafe fn launch(
-        &self,
-        function: Function,
-        shape: &Shape,
-        arguments: &mut Arguments,
-        stream: Stream,
-        early: bool,
-    ) -> Result<()> {
-        let attribute = LaunchAttribute {
-            id: EARLY_START,
-            padding: 0,
-            value: core::array::from_fn(|i| u32::from(i == 0)),
-        };
-        let config = LaunchConfig {
-            grid: shape.grid,
-            block: [shape.threads, 1, 1],
-            shared_bytes: shape.shared_bytes,
-            stream,
-            attributes: &raw const attribute,
-            attribute_count: u32::from(early),
-        };
-        let mut pointers = arguments.pointers();
-        // SAFETY: forwarded to the caller; the driver copies the arguments before it returns.
-        unsafe {
-            self.launch_kernel(
-                &raw const config,
-                function,
-                pointers.as_mut_ptr(),
-                core::ptr::null_mut(),
-            )
-        }
-    }
-}
-
-/// Blocks and threads of a launch.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Shape {
-    pub(crate) grid: [u32; 3],
-    pub(crate) threads: u32,
-    pub(crate) shared_bytes: u32,
-}
-
-impl Shape {
-    /// So many blocks in a row.
-    pub(crate) fn line(blocks: u32, threads: u32) -> Self {
-        Self {
-            grid: [blocks, 1, 1],
-            threads,
-            shared_bytes: 0,
-        }
-    }
-}
-
-/// Arguments of a kernel, each in 8 bytes: the driver reads as many of them as the parameter has.
-#[derive(Debug)]
-pub(crate) struct Arguments {
-    values: [u64; Self::MOST],
-    len: usize,
-    /// Where each argument starts.
-    starts: [u8; Self::MOST],
-    count: usize,
-}
-
-impl Arguments {
-    const MOST: usize = 64;
-
-    /// No arguments yet.
-    pub(crate) fn new() -> Self {
-        Self {
-            values: [0; Self::MOST],
-            len: 0,
-            starts: [0; Self::MOST],
-            count: 0,
-        }
-    }
-
-    #[inline(always)]
-    fn push(self, value: u64) -> Self {
-        self.record(&[value])
-    }
-
-    /// A struct of 64-bit words.
-    #[inline(always)]
-    pub(crate) fn record(mut self, words: &[u64]) -> Self {
-        // More than there is room for would be a kernel of ours with more parameters than any has.
-        let place = self.values.get_mut(self.len..self.len + words.len());
-        let (Some(place), Some(start)) = (place, self.starts.get_mut(self.count)) else {
-            return self;
-        };
-        place.copy_from_slice(words);
-        *start = self.len as u8;
-        self.len += words.len();
-        self.count += 1;
-        self
-    }
-
-    /// A pointer or a 64-bit number.
-    #[inline(always)]
-    pub(crate) fn wide(self, value: usize) -> Self {
-        self.push(value as u64)
-    }
-
-    /// A 32-bit number.
-    #[inline(always)]
-    pub(crate) fn int(self, value: i32) -> Self {
-        self.push(u64::from(value as u32))
-    }
-
-    /// A float.
-    #[inline(always)]
-    pub(crate) fn float(self, value: f32) -> Self {
-        self.push(u64::from(value.to_bits()))
-    }
-
-    fn pointers(&mut self) -> [*mut c_void; Self::MOST] {
-        let first = self.values.as_mut_ptr();
-        // SAFETY: every start is inside the values.
-        self.starts
-            .map(|start| unsafe { first.add(usize::from(start)) }.cast())
     }
 }

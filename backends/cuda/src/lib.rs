@@ -10,6 +10,8 @@ mod kernels;
 mod memory;
 mod native;
 mod probe;
+mod programs;
+mod queue;
 
 use mlxcel_abi::backend::BackendTable;
 use mlxcel_abi::envelope::{HostHello, PluginHello};

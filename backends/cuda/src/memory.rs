@@ -1,16 +1,17 @@
 //! Memory for results of our kernels: blocks of the driver, reused in stream order.
 //!
 //! All work of a backend is on one stream, so a block may be given out again as soon as nothing of MLX or of the host knows it:
-//! whatever used it was submitted before whatever uses it next.
+//! whatever used it comes before whatever uses it next, even if it is held back as yet.
 
 use core::ffi::c_void;
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use mlxcel_abi::Result;
 use mlxcel_backend_mlx::stream::Block;
 
-use crate::driver::{Driver, Stream};
+use crate::driver::Driver;
+use crate::queue::Queue;
 
 /// Blocks that are kept for reuse are freed above this share of what is in use, or above this many bytes if that is more.
 const KEPT_BYTES: usize = 1 << 30;
@@ -18,7 +19,9 @@ const KEPT_BYTES: usize = 1 << 30;
 /// Free blocks by size, and figures.
 #[derive(Debug, Default)]
 struct Blocks {
-    free: BTreeMap<usize, Vec<usize>>,
+    /// Lowest addresses are given out first: which they are depends on what is in use alone, not on what was before, so the same
+    /// calls find the same memory again.
+    free: BTreeMap<usize, BTreeSet<usize>>,
     /// Blocks that were filled from the host: nothing writes to them while they are used.
     constant: HashSet<usize>,
     kept_bytes: usize,
@@ -30,7 +33,7 @@ struct Blocks {
 /// The blocks of one open backend.
 #[derive(Debug)]
 pub(crate) struct Pool {
-    stream: usize,
+    queue: Arc<Queue>,
     device: i32,
     blocks: Mutex<Blocks>,
 }
@@ -51,16 +54,12 @@ fn rounded(bytes: usize) -> usize {
 }
 
 impl Pool {
-    pub(crate) fn new(stream: Stream, device: i32) -> Arc<Self> {
+    pub(crate) fn new(queue: Arc<Queue>, device: i32) -> Arc<Self> {
         Arc::new(Self {
-            stream: stream as usize,
+            queue,
             device,
             blocks: Mutex::default(),
         })
-    }
-
-    fn stream(&self) -> Stream {
-        self.stream as Stream
     }
 
     fn blocks(&self) -> MutexGuard<'_, Blocks> {
@@ -73,19 +72,20 @@ impl Pool {
     pub(crate) fn take(&self, driver: &Driver, bytes: usize) -> Result<(usize, usize)> {
         let size = rounded(bytes);
         let mut blocks = self.blocks();
-        let found = blocks.free.get_mut(&size).and_then(Vec::pop);
+        let found = blocks.free.get_mut(&size).and_then(BTreeSet::pop_first);
         let address = match found {
             Some(address) => {
                 blocks.kept_bytes -= size;
                 address
             }
             None => {
-                let address = driver.allocate_bytes(size, self.stream());
-                match address {
+                // Kernels that are held back cannot use what is allocated now, so it may come before them.
+                let stream = self.queue.stream();
+                match driver.allocate_bytes(size, stream) {
                     Ok(address) => address,
                     Err(_) => {
-                        trim(&mut blocks, driver, self.stream(), 0);
-                        driver.allocate_bytes(size, self.stream())?
+                        trim(&mut blocks, driver, &self.queue, 0);
+                        driver.allocate_bytes(size, stream)?
                     }
                 }
             }
@@ -139,11 +139,12 @@ impl Pool {
             let _ = unsafe { driver.free(address, core::ptr::null_mut()) };
             return;
         }
-        blocks.free.entry(size).or_default().push(address);
+        blocks.free.entry(size).or_default().insert(address);
         blocks.kept_bytes += size;
         let most = KEPT_BYTES.max(blocks.used_bytes / 8);
-        if blocks.kept_bytes > most {
-            trim(&mut blocks, driver, self.stream(), most / 2);
+        // Threads of MLX leave this to the next block that comes back on the backend's.
+        if blocks.kept_bytes > most && self.queue.is_here() {
+            trim(&mut blocks, driver, &self.queue, most / 2);
         }
     }
 
@@ -159,13 +160,13 @@ impl Pool {
 
     /// Frees what is kept.
     pub(crate) fn clear(&self, driver: &Driver) {
-        trim(&mut self.blocks(), driver, self.stream(), 0);
+        trim(&mut self.blocks(), driver, &self.queue, 0);
     }
 
     /// Frees what is kept, and from now on what comes back; the stream is done and will not be used any more.
     pub(crate) fn close(&self, driver: &Driver) {
         let mut blocks = self.blocks();
-        trim(&mut blocks, driver, self.stream(), 0);
+        trim(&mut blocks, driver, &self.queue, 0);
         blocks.is_closed = true;
     }
 
@@ -186,17 +187,20 @@ impl Pool {
 }
 
 /// Frees kept blocks, largest first, until at most `most` bytes are kept.
-fn trim(blocks: &mut Blocks, driver: &Driver, stream: Stream, most: usize) {
+fn trim(blocks: &mut Blocks, driver: &Driver, queue: &Queue, most: usize) {
+    if blocks.kept_bytes <= most || !queue.submit_silently() {
+        return;
+    }
     while blocks.kept_bytes > most {
         let Some(mut entry) = blocks.free.last_entry() else {
             return;
         };
         let size = *entry.key();
-        match entry.get_mut().pop() {
+        match entry.get_mut().pop_last() {
             Some(address) => {
                 blocks.kept_bytes -= size;
-                // SAFETY: nobody knows the block, and the stream orders this after its last use.
-                let _ = unsafe { driver.free(address, stream) };
+                // SAFETY: nobody knows the block, and the stream orders this after its last use, which was submitted.
+                let _ = unsafe { driver.free(address, queue.stream()) };
             }
             None => {
                 entry.remove();

@@ -4,6 +4,7 @@
 #include "internal.h"
 #include "mlx/allocator.h"
 #include "mlx/transforms.h"
+#include "stream.h"
 
 namespace mlxcel {
 
@@ -128,6 +129,7 @@ void read(const Array& a, uint8_t* dst, size_t len) {
   if (len == 0) {
     return;
   }
+  submit_held();
   source.eval();
   if (!source.flags().row_contiguous) {
     source = mx::contiguous(source);

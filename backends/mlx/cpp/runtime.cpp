@@ -15,6 +15,7 @@
 #include "mlx/stream.h"
 #include "mlx/transforms.h"
 #include "mlx/version.h"
+#include "stream.h"
 
 namespace mlxcel {
 
@@ -122,10 +123,12 @@ void clear_cache() {
 }
 
 void synchronize() {
+  submit_held();
   mx::synchronize();
 }
 
 void eval(Refs arrays, bool wait) {
+  submit_held();
   if (wait) {
     mx::eval(arrays_of(arrays));
   } else {

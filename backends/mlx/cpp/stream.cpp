@@ -85,6 +85,10 @@ mx::cu::CommandEncoder& encoder() {
 
 } // namespace
 
+void submit_held() {
+  submit_held_launches();
+}
+
 int32_t device_index() {
   return mx::default_device().index;
 }
@@ -103,6 +107,7 @@ DeviceView device_view(const Array& a) {
   // Nothing is to be computed of an empty array, and the library submits kernels without blocks for it, which fails.
   bool is_empty = value.size() == 0;
   if (!is_empty && value.status() == mx::array::Status::unscheduled) {
+    submit_held();
     mx::async_eval({value});
   }
   DeviceView out{};
@@ -118,6 +123,7 @@ DeviceView device_view(const Array& a) {
   }
   if (value.data_shared_ptr() == nullptr) {
     // Operations that the library runs on the processor have no memory before they ran.
+    submit_held();
     value.eval();
   }
   auto buffer = static_cast<CudaBuffer*>(value.buffer().ptr());
@@ -156,6 +162,7 @@ void let_go_when_done() {
   if (held().empty()) {
     return;
   }
+  submit_held();
   auto& to = encoder();
   to.add_completed_handler([arrays = std::exchange(held(), {})]() {});
   to.commit();

@@ -20,5 +20,7 @@ Out wrap_block(const DeviceBlock& block, uint32_t dtype, Dims dims);
 // Keeps an array's memory; `let_go_when_done` lets go of all that is kept as soon as what was submitted before it is done.
 void hold(const Array& a);
 void let_go_when_done();
+// Has a backend submit what it holds back on this thread; called before the library submits or waits.
+void submit_held();
 
 } // namespace mlxcel

@@ -4,6 +4,7 @@
 //! a node of MLX's graph. Their results are arrays like others: what MLX does with them is submitted later to the same stream, so
 //! it comes after. `wrap` gives arrays over the backend's own memory, `view` says where any array's elements are.
 
+use core::cell::Cell;
 use core::ffi::c_void;
 
 use mlxcel_abi::{AbiError, DType, Result, Tensor};
@@ -31,6 +32,10 @@ mod ffi {
         device: i32,
         release: usize,
         owner: usize,
+    }
+
+    extern "Rust" {
+        fn submit_held_launches();
     }
 
     unsafe extern "C++" {
@@ -67,6 +72,22 @@ pub struct Block {
 #[derive(Clone, Copy)]
 pub struct Device<'a> {
     context: &'a Context,
+}
+
+thread_local! {
+    static HELD: Cell<Option<fn()>> = const { Cell::new(None) };
+}
+
+/// For a backend that holds launches back: `submit` is called on this thread before MLX submits work or waits for it, since what
+/// MLX does then comes after those launches.
+pub fn set_held(submit: Option<fn()>) {
+    HELD.set(submit);
+}
+
+fn submit_held_launches() {
+    if let Some(submit) = HELD.get() {
+        submit();
+    }
 }
 
 /// Number of the device that is open on this thread.
@@ -158,6 +179,11 @@ impl<'a> Device<'a> {
     pub fn retain(&self, t: Tensor) -> Result<Tensor> {
         self.context.tensors.borrow_mut().retain(t)?;
         Ok(t)
+    }
+
+    /// Writes a line of debugging to the host's log.
+    pub fn log(&self, message: &str) {
+        self.context.log(mlxcel_abi::kinds::log::DEBUG, message);
     }
 
     /// Drops a reference.

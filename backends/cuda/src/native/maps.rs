@@ -113,10 +113,7 @@ impl State {
         let (address, size) = self.pool.take(self.driver, bytes.len())?;
         self.maps.made.insert(key, (address, size));
         // SAFETY: the block has room for the maps.
-        unsafe {
-            self.driver
-                .upload(address, bytes.as_ptr(), bytes.len(), self.stream)
-        }?;
+        unsafe { self.queue.upload(address, bytes.as_ptr(), bytes.len()) }?;
         Ok(address)
     }
 }

@@ -7,6 +7,7 @@
 mod attention;
 mod fused;
 mod maps;
+mod mixture;
 mod movement;
 mod pending;
 mod plan;
@@ -33,6 +34,7 @@ use mlxcel_backend_mlx::stream::{self, Device};
 use crate::driver::{Arguments, Driver, Shape, Stream};
 use crate::kernels::{Kernels, Text};
 use crate::memory::Pool;
+use crate::queue::{self, Queue};
 use pending::Pending;
 
 /// Hooks for the backend's description.
@@ -59,7 +61,7 @@ pub(crate) struct State {
     /// The slots that were replaced.
     mlx: Rc<BackendOps>,
     driver: &'static Driver,
-    stream: Stream,
+    queue: Arc<Queue>,
     pool: Arc<Pool>,
     kernels: Kernels,
     maps: maps::Maps,
@@ -98,16 +100,18 @@ fn install(table: &mut BackendOps, _settings: &mlxcel_backend_mlx::KernelSetting
         return Ok(());
     }
     driver.use_device(device)?;
-    let stream = stream::stream()? as Stream;
-    let pool = Pool::new(stream, device);
+    let queue = Queue::open(driver, stream::stream()? as Stream)?;
+    stream::set_held(Some(queue::submit_held));
+    let pool = Pool::new(Arc::clone(&queue), device);
     let (counters, bytes) = pool.take(driver, COUNTERS * size_of::<u32>())?;
     // SAFETY: memory of that size.
-    unsafe { driver.zero(counters, bytes, stream) }?;
+    unsafe { queue.zero(counters, bytes) }?;
+    queue::register(&queue);
     let state = State {
         ctx: table.ctx as usize,
         mlx: Rc::new(*table),
         driver,
-        stream,
+        queue,
         pool,
         kernels: Kernels::new(architecture),
         maps: maps::Maps::default(),
@@ -131,14 +135,16 @@ fn install(table: &mut BackendOps, _settings: &mlxcel_backend_mlx::KernelSetting
     attention::install(table);
     sample::install(table);
     fused::install(table);
+    mixture::install(table);
     Ok(())
 }
 
 fn remove(ctx: *mut c_void) {
+    log_summary(ctx);
     STATES.with_borrow_mut(|states| {
         for state in states.iter().filter(|state| state.ctx == ctx as usize) {
             // An error here has nobody to be told to: the backend is being closed.
-            let _ = state.driver.synchronize(state.stream);
+            let _ = state.queue.close();
             let last = [state.scratch, state.expanded];
             let all = state.kept.iter().chain(state.maps.blocks()).chain(&last);
             for (address, size) in all.filter(|block| block.1 > 0) {
@@ -148,6 +154,18 @@ fn remove(ctx: *mut c_void) {
         }
         states.retain(|state| state.ctx != ctx as usize);
     });
+}
+
+/// Says how many launches programs took over.
+fn log_summary(ctx: *mut c_void) {
+    let summary = STATES.with_borrow(|states| {
+        let state = states.iter().find(|state| state.ctx == ctx as usize);
+        state.map(|state| state.queue.summary())
+    });
+    // SAFETY: the context of a backend that is being closed on its thread.
+    if let (Some(summary), Ok(device)) = (summary, unsafe { Device::from_raw(ctx) }) {
+        device.log(&summary);
+    }
 }
 
 impl State {
@@ -209,7 +227,7 @@ impl State {
         name: &'static str,
         shape: &Shape,
         most_shared_bytes: u32,
-        mut arguments: Arguments,
+        arguments: Arguments,
     ) -> Result<()> {
         // A plain weight may be the result of the launch before, which its kernels do not wait for by themselves.
         let early = self.starts_early && !matches!(text, Text::Product { bits: 16, .. });
@@ -217,10 +235,7 @@ impl State {
             .kernels
             .get(self.driver, text, dtype, name, most_shared_bytes)?;
         // SAFETY: forwarded to the caller.
-        unsafe {
-            self.driver
-                .launch(function, shape, &mut arguments, self.stream, early)
-        }
+        unsafe { self.queue.launch(function, shape, &arguments, early) }
     }
 }
 

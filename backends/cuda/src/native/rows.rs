@@ -92,11 +92,7 @@ pub(super) fn frequencies(state: &mut State, dims: u32, base: f32) -> Result<usi
     let (address, size) = state.pool.take(state.driver, values.len())?;
     state.kept.push((address, size));
     // SAFETY: the block has room for the values.
-    unsafe {
-        state
-            .driver
-            .upload(address, values.as_ptr(), values.len(), state.stream)
-    }?;
+    unsafe { state.queue.upload(address, values.as_ptr(), values.len()) }?;
     state.frequencies.insert((dims, base.to_bits()), address);
     Ok(address)
 }

@@ -41,11 +41,7 @@ fn upload(device: Device<'_>, state: &mut State, args: &FromHostArgs) -> Result<
     }
     let (t, address) = state.output(&device, args.dtype, shape)?;
     // SAFETY: the slot's contract: `byte_len` readable bytes; the block has as many.
-    let copied = unsafe {
-        state
-            .driver
-            .upload(address, args.data, args.byte_len, state.stream)
-    };
+    let copied = unsafe { state.queue.upload(address, args.data, args.byte_len) };
     if let Err(error) = copied {
         device.release(t)?;
         return Err(error);
@@ -72,11 +68,7 @@ unsafe extern "C" fn read(
             return Ok(Outcome::Pass);
         }
         // SAFETY: the slot's contract: `byte_len` writable bytes; the tensor has as many.
-        unsafe {
-            state
-                .driver
-                .download(dst, view.data as usize, bytes, state.stream)
-        }?;
+        unsafe { state.queue.download(dst, view.data as usize, bytes) }?;
         Ok(Outcome::Done)
     };
     // SAFETY: the slot's contract; the fallback is a slot of the same table and context.
@@ -93,6 +85,7 @@ fn submit(device: &Device<'_>, state: &State, ts: *const Tensor, n: usize) -> Re
     if ts.is_null() || n == 0 {
         return Ok(Outcome::Pass);
     }
+    state.queue.submit()?;
     // SAFETY: a slot of this backend's own table, called on its thread, with the caller's handles.
     let code =
         unsafe { (state.mlx.async_eval)(state.ctx as *mut c_void, ts, n, core::ptr::null_mut()) };
@@ -113,7 +106,7 @@ unsafe extern "C" fn eval(
     let kernel = |device: Device<'_>, state: &mut State| {
         let outcome = submit(&device, state, ts, n)?;
         if matches!(outcome, Outcome::Done) {
-            state.driver.synchronize(state.stream)?;
+            state.queue.synchronize()?;
         }
         Ok(outcome)
     };

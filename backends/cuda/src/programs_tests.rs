@@ -1,0 +1,344 @@
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::rc::Rc;
+
+use mlxcel_abi::{AbiError, status};
+use proptest::prelude::*;
+
+use super::*;
+
+/// A launch as it reaches the device.
+type Effect = (usize, [u32; 3], bool, Vec<u64>, Vec<u8>);
+
+/// What a device and its driver would have seen.
+#[derive(Debug, Default)]
+struct Seen {
+    effects: Vec<Effect>,
+    programs: HashMap<usize, Vec<Effect>>,
+    made: usize,
+    singly: usize,
+    replays: usize,
+    fails_to_build: bool,
+    fails_to_launch: bool,
+    fails_to_replay: bool,
+}
+
+#[derive(Debug, Clone, Default)]
+struct Fake(Rc<RefCell<Seen>>);
+
+fn effect(launch: &Launch<'_>) -> Effect {
+    (
+        launch.function,
+        launch.shape.grid,
+        launch.starts_early,
+        launch.words.to_vec(),
+        launch.starts.to_vec(),
+    )
+}
+
+fn failed(what: &str) -> AbiError {
+    AbiError::new(status::INTERNAL, what)
+}
+
+impl Submitter for Fake {
+    fn launch(&mut self, launch: &Launch<'_>) -> Result<()> {
+        let mut seen = self.0.borrow_mut();
+        if seen.fails_to_launch {
+            return Err(failed("launch"));
+        }
+        seen.effects.push(effect(launch));
+        seen.singly += 1;
+        Ok(())
+    }
+
+    fn build(&mut self, launches: &Tape) -> Result<usize> {
+        let mut seen = self.0.borrow_mut();
+        if seen.fails_to_build {
+            return Err(failed("build"));
+        }
+        seen.made += 1;
+        let handle = seen.made;
+        let effects = launches.launches().map(|launch| effect(&launch)).collect();
+        seen.programs.insert(handle, effects);
+        Ok(handle)
+    }
+
+    fn replay(&mut self, program: usize) -> Result<()> {
+        let mut seen = self.0.borrow_mut();
+        if seen.fails_to_replay {
+            return Err(failed("replay"));
+        }
+        let effects = seen.programs.get(&program).cloned();
+        seen.effects
+            .extend(effects.expect("a program that is kept"));
+        seen.replays += 1;
+        Ok(())
+    }
+
+    fn discard(&mut self, program: usize) {
+        let known = self.0.borrow_mut().programs.remove(&program);
+        assert!(known.is_some(), "discarded twice");
+    }
+}
+
+fn recorder(bounds: Bounds) -> (Recorder<Fake>, Rc<RefCell<Seen>>) {
+    let fake = Fake::default();
+    (Recorder::new(fake.clone(), bounds), fake.0)
+}
+
+/// A launch that is told by one number.
+fn push(recorder: &mut Recorder<Fake>, id: u64) -> Result<()> {
+    let words = [id, id >> 1, 7];
+    recorder.push(&Launch {
+        function: 0x1000 + (id as usize % 3),
+        shape: Shape::line(1 + id as u32 % 2, 128),
+        starts_early: id.is_multiple_of(2),
+        words: &words[..1 + id as usize % 3],
+        starts: &[0, 1, 2][..1 + id as usize % 3],
+    })
+}
+
+fn step(recorder: &mut Recorder<Fake>, ids: impl IntoIterator<Item = u64>) {
+    for id in ids {
+        push(recorder, id).unwrap();
+    }
+    recorder.submit().unwrap();
+}
+
+#[test]
+fn a_step_that_comes_again_becomes_programs() {
+    let (mut recorder, seen) = recorder(Bounds::new(64));
+    step(&mut recorder, 0..185);
+    assert_eq!((seen.borrow().singly, seen.borrow().made), (185, 0));
+    step(&mut recorder, 0..185);
+    // 16, 32, 64, 64, 9.
+    assert_eq!((seen.borrow().singly, seen.borrow().made), (370, 5));
+    for _ in 0..10 {
+        step(&mut recorder, 0..185);
+    }
+    assert_eq!((seen.borrow().singly, seen.borrow().replays), (370, 50));
+    assert_eq!(seen.borrow().effects.len(), 12 * 185);
+    assert_eq!(
+        recorder.summary(),
+        "step programs: 1850 of 2220 launches by 50 replays; 5 made, 0 dropped, 0 not possible"
+    );
+}
+
+#[test]
+fn what_takes_turns_becomes_programs_too() {
+    let (mut recorder, seen) = recorder(Bounds::new(32));
+    for turn in 0..20 {
+        step(&mut recorder, (0..70).map(|id| 2 * id + turn % 2));
+    }
+    assert_eq!(seen.borrow().singly, 4 * 70);
+}
+
+#[test]
+fn what_never_comes_again_is_submitted_at_once_and_makes_nothing() {
+    let (mut recorder, seen) = recorder(Bounds::new(64));
+    for id in 0..10_000 {
+        push(&mut recorder, id).unwrap();
+        assert_eq!(seen.borrow().effects.len(), id as usize + 1);
+    }
+    assert_eq!(seen.borrow().made, 0);
+    assert!(recorder.seen.len() <= MOST_SEEN && recorder.tape.len() < 64);
+}
+
+#[test]
+fn a_step_that_goes_on_differently_is_submitted_as_it_is() {
+    let (mut recorder, seen) = recorder(Bounds::new(64));
+    step(&mut recorder, 0..10);
+    step(&mut recorder, 0..10);
+    let before = seen.borrow().effects.len();
+    for id in 0..9 {
+        push(&mut recorder, id).unwrap();
+    }
+    assert_eq!(seen.borrow().effects.len(), before, "held back");
+    push(&mut recorder, 77).unwrap();
+    assert_eq!(seen.borrow().effects.len(), before + 10);
+    push(&mut recorder, 78).unwrap();
+    assert_eq!(seen.borrow().effects.len(), before + 11);
+}
+
+#[test]
+fn a_shorter_step_and_a_longer_one_have_a_program_each() {
+    let (mut recorder, seen) = recorder(Bounds::new(64));
+    for _ in 0..3 {
+        step(&mut recorder, 0..6);
+        step(&mut recorder, 0..12);
+    }
+    let singly = seen.borrow().singly;
+    for _ in 0..3 {
+        step(&mut recorder, 0..6);
+        step(&mut recorder, 0..12);
+    }
+    assert_eq!(seen.borrow().singly, singly);
+}
+
+#[test]
+fn few_launches_are_not_worth_a_program_and_none_are_made_where_it_is_off() {
+    for bounds in [Bounds::new(64), Bounds::new(0), Bounds::new(3)] {
+        let (mut recorder, seen) = recorder(bounds);
+        for _ in 0..10 {
+            step(&mut recorder, 0..3);
+        }
+        assert_eq!((seen.borrow().singly, seen.borrow().made), (30, 0));
+    }
+}
+
+#[test]
+fn the_least_recently_used_goes_first() {
+    let bounds = Bounds {
+        programs: 2,
+        ..Bounds::new(64)
+    };
+    let (mut recorder, seen) = recorder(bounds);
+    let kinds = [0..8, 100..108, 200..208];
+    for kind in &kinds[..2] {
+        step(&mut recorder, kind.clone());
+        step(&mut recorder, kind.clone());
+    }
+    step(&mut recorder, kinds[0].clone());
+    step(&mut recorder, kinds[2].clone());
+    step(&mut recorder, kinds[2].clone());
+    let singly = seen.borrow().singly;
+    step(&mut recorder, kinds[0].clone());
+    step(&mut recorder, kinds[2].clone());
+    assert_eq!(seen.borrow().singly, singly);
+    step(&mut recorder, kinds[1].clone());
+    assert_eq!(seen.borrow().singly, singly + 8);
+    assert_eq!(recorder.figures.dropped, 1);
+}
+
+#[test]
+fn an_error_is_reported_and_what_failed_is_forgotten() {
+    let (mut recorder, seen) = recorder(Bounds::new(64));
+    step(&mut recorder, 0..8);
+    step(&mut recorder, 0..8);
+    seen.borrow_mut().fails_to_replay = true;
+    for id in 0..7 {
+        push(&mut recorder, id).unwrap();
+    }
+    assert_eq!(push(&mut recorder, 7).unwrap_err().message, "replay");
+    assert!(seen.borrow().programs.is_empty());
+    seen.borrow_mut().fails_to_replay = false;
+
+    seen.borrow_mut().fails_to_launch = true;
+    assert_eq!(push(&mut recorder, 1).unwrap_err().message, "launch");
+    seen.borrow_mut().fails_to_launch = false;
+    // Nothing of the failed segments comes after all.
+    let before = seen.borrow().effects.len();
+    step(&mut recorder, 50..53);
+    assert_eq!(seen.borrow().effects.len(), before + 3);
+}
+
+#[test]
+fn an_error_that_could_not_be_reported_is_reported_by_the_next_call() {
+    let (mut recorder, seen) = recorder(Bounds::new(64));
+    step(&mut recorder, 0..8);
+    step(&mut recorder, 0..8);
+    push(&mut recorder, 0).unwrap();
+    seen.borrow_mut().fails_to_launch = true;
+    assert!(!recorder.submit_silently());
+    assert_eq!(push(&mut recorder, 1).unwrap_err().message, "launch");
+    seen.borrow_mut().fails_to_launch = false;
+    assert!(recorder.submit_silently());
+    push(&mut recorder, 1).unwrap();
+}
+
+#[test]
+fn where_no_program_can_be_made_it_is_given_up_soon() {
+    let (mut recorder, seen) = recorder(Bounds::new(64));
+    seen.borrow_mut().fails_to_build = true;
+    for _ in 0..20 {
+        step(&mut recorder, 0..8);
+    }
+    assert_eq!(recorder.figures.failed, u64::from(MOST_FAILURES));
+    assert_eq!(seen.borrow().singly, 160);
+    assert_eq!(
+        recorder.summary(),
+        "step programs: 0 of 160 launches by 0 replays; 0 made, 0 dropped, 3 not possible: build"
+    );
+}
+
+#[test]
+fn closing_submits_and_lets_go_of_everything() {
+    let (mut recorder, seen) = recorder(Bounds::new(64));
+    step(&mut recorder, 0..8);
+    step(&mut recorder, 0..8);
+    push(&mut recorder, 0).unwrap();
+    recorder.close();
+    assert!(seen.borrow().programs.is_empty());
+    assert_eq!(seen.borrow().effects.len(), 17);
+    push(&mut recorder, 1).unwrap();
+    assert_eq!(seen.borrow().effects.len(), 18);
+}
+
+/// What a backend does with its queue.
+#[derive(Debug, Clone)]
+enum Act {
+    Launch(u64),
+    Border,
+}
+
+/// Steps that mostly come again: a few patterns, each repeated, some with a change in the middle.
+fn acts() -> impl Strategy<Value = Vec<Act>> {
+    let act = prop_oneof![12 => (0_u64..40).prop_map(Act::Launch), 1 => Just(Act::Border)];
+    let pattern = proptest::collection::vec(act, 1..60);
+    let patterns = proptest::collection::vec(pattern, 1..4);
+    let order = proptest::collection::vec(
+        (0_usize..4, proptest::option::of((0_usize..60, 0_u64..40))),
+        1..40,
+    );
+    (patterns, order).prop_map(|(patterns, order)| {
+        let mut all = Vec::new();
+        for (which, change) in order {
+            let mut step = patterns[which % patterns.len()].clone();
+            if let Some((at, id)) = change.filter(|(at, _)| at % 3 == 0) {
+                let at = at % step.len();
+                step[at] = Act::Launch(id);
+            }
+            all.extend(step);
+            all.push(Act::Border);
+        }
+        all
+    })
+}
+
+proptest! {
+    #[test]
+    fn effects_are_those_of_launching_at_once(
+        acts in acts(),
+        longest in prop_oneof![Just(0_usize), 1_usize..80],
+        programs in 1_usize..6,
+        nodes in 8_usize..200,
+        seen_bound in 1_usize..8,
+    ) {
+        let bounds = Bounds { programs, nodes, seen: seen_bound, ..Bounds::new(longest) };
+        let (mut recorder, seen) = recorder(bounds);
+        let (mut plain, expected) = self::recorder(Bounds::new(0));
+        for act in acts {
+            match act {
+                Act::Launch(id) => {
+                    push(&mut recorder, id).unwrap();
+                    push(&mut plain, id).unwrap();
+                }
+                Act::Border => {
+                    recorder.submit().unwrap();
+                    // Whatever comes after the border finds everything before it submitted.
+                    prop_assert_eq!(&seen.borrow().effects, &expected.borrow().effects);
+                }
+            }
+            let count = expected.borrow().effects.len();
+            prop_assert_eq!(&seen.borrow().effects[..], &expected.borrow().effects[..seen.borrow().effects.len()]);
+            prop_assert!(count - seen.borrow().effects.len() < longest.max(1));
+            prop_assert!(recorder.programs.len() <= programs && recorder.seen.len() <= seen_bound);
+            let kept: usize = seen.borrow().programs.values().map(Vec::len).sum();
+            prop_assert!(kept <= nodes && kept == recorder.nodes);
+            prop_assert_eq!(seen.borrow().programs.len(), recorder.programs.len());
+        }
+        recorder.close();
+        prop_assert_eq!(&seen.borrow().effects, &expected.borrow().effects);
+        prop_assert!(seen.borrow().programs.is_empty());
+    }
+}
