@@ -71,7 +71,12 @@ fn tiles(w: &Weight, rows: usize) -> bool {
     } else {
         TILE_ROWS
     };
-    rows <= most && w.columns.is_multiple_of(tile_piece(w)) && has_aligned_groups(w)
+    rows <= most && divides(w)
+}
+
+/// Whether `tiled` can read the weight.
+pub(super) fn divides(w: &Weight) -> bool {
+    w.columns.is_multiple_of(tile_piece(w)) && has_aligned_groups(w)
 }
 
 /// How `stream_rows` divides a product.
@@ -180,6 +185,29 @@ impl Tiles {
             columns_of_tiles,
             shared_bytes: (stages * (stage + 16)) as u32,
             scratch_bytes: columns_of_tiles * blocks * 2 * Self::ROWS * columns * size_of::<f32>(),
+        })
+    }
+}
+
+impl Tiles {
+    /// As [`Tiles::of`] for up to `groups` groups of at most `most` rows, each for a matrix with `tiles` tiles.
+    pub(super) fn grouped(
+        w: &Weight,
+        most: usize,
+        tiles: usize,
+        groups: usize,
+        processors: u32,
+    ) -> Option<Self> {
+        let all = tiles.checked_mul(groups)?;
+        if all > COUNTERS {
+            return None;
+        }
+        let one = Self::of(w, most, tiles, processors)?;
+        let blocks = (processors as usize).min(all * (w.columns / tile_piece(w)));
+        Some(Self {
+            blocks,
+            scratch_bytes: blocks * 2 * Self::ROWS * one.columns * size_of::<f32>(),
+            ..one
         })
     }
 }
