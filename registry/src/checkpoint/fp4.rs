@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use serde_json::{Map, Value};
 
 use super::dtype::{DType, TensorInfo};
-use super::fp8_settings::{SKIPPED, Settings};
+use super::fp8_settings::{SCALE_FORMAT, SKIPPED, ScaleFormat, Settings};
 use super::quant::{Foreign, QuantError, QuantMode, QuantSpec};
 use super::safetensors::SafetensorsEntry;
 
@@ -52,6 +52,16 @@ pub(super) fn rename(
             key: KEY.to_owned(),
             expected: "fp8 or no such key, as no weight is packed in I8",
             found: "\"fp4\"".to_owned(),
+        });
+    }
+    if let Some(module) = modules.first()
+        && settings.scale_format == ScaleFormat::Float
+    {
+        return Err(QuantError::Key {
+            place: described.place.clone(),
+            key: SCALE_FORMAT.to_owned(),
+            expected: "ue8m0 or no such key, as weights are packed in I8, whose scales are exponents",
+            found: format!("\"float\" (beside `{module}.weight`)"),
         });
     }
     for module in &modules {
@@ -295,19 +305,24 @@ mod tests {
                 json!({"quantization_config": {}, "expert_dtype": "int4"}),
                 &[],
             ),
+            rename_all(
+                json!({"quantization_config": {"scale_fmt": "float"}}),
+                &[WEIGHT, SCALE],
+            ),
         ]
         .map(Result::unwrap_err);
         insta::assert_snapshot!(refusals.join("\n"), @r#"
-        `e.w1.weight`: expected scales `e.w1.scale` or `e.w1.weight_scale_inv` beside a weight of I8, found none
-        `e.w1.weight`: expected rows of a multiple of 16 bytes, 32 codes, found I8 [6, 24]
-        `e.w1.scale`: expected F8_E8M0 or U8 of shape [6, 2], a scale for each 32 codes in [6, 32], found F8_E8M0 [6, 1]
-        `e.w1.scale`: expected F8_E8M0 or U8 of shape [6, 2], a scale for each 32 codes in [6, 32], found F32 [6, 2]
-        `e.w1.scales`: expected no such tensor beside `e.w1.scale`, found one
-        `e.w1.weight`: expected plain floats, as modules_to_not_convert lists e.w1, found I8
-        `e.w1.weight`: expected F8_E4M3, as expert_dtype is fp8, found I8
-        `<root>.expert_dtype` in config.json: expected fp8, as the other place that says it, found "fp4"
-        `<root>.expert_dtype` in config.json: expected fp8 or no such key, as no weight is packed in I8, found "fp4"
-        `<root>.expert_dtype` in config.json: expected fp8 or fp4, found "int4"
-        "#);
+    `e.w1.weight`: expected scales `e.w1.scale` or `e.w1.weight_scale_inv` beside a weight of I8, found none
+    `e.w1.weight`: expected rows of a multiple of 16 bytes, 32 codes, found I8 [6, 24]
+    `e.w1.scale`: expected F8_E8M0 or U8 of shape [6, 2], a scale for each 32 codes in [6, 32], found F8_E8M0 [6, 1]
+    `e.w1.scale`: expected F8_E8M0 or U8 of shape [6, 2], a scale for each 32 codes in [6, 32], found F32 [6, 2]
+    `e.w1.scales`: expected no such tensor beside `e.w1.scale`, found one
+    `e.w1.weight`: expected plain floats, as modules_to_not_convert lists e.w1, found I8
+    `e.w1.weight`: expected F8_E4M3, as expert_dtype is fp8, found I8
+    `<root>.expert_dtype` in config.json: expected fp8, as the other place that says it, found "fp4"
+    `<root>.expert_dtype` in config.json: expected fp8 or no such key, as no weight is packed in I8, found "fp4"
+    `<root>.expert_dtype` in config.json: expected fp8 or fp4, found "int4"
+    `quantization_config.scale_fmt` in config.json: expected ue8m0 or no such key, as weights are packed in I8, whose scales are exponents, found "float" (beside `e.w1.weight`)
+    "#);
     }
 }

@@ -11,7 +11,7 @@ use half::{bf16, f16};
 
 use super::buffer::{AlignedBuffer, TensorData};
 use super::dtype::{DType, TensorInfo, element_count};
-use super::fp8_settings::{Block, DEFAULT_BLOCK, SKIPPED, Settings};
+use super::fp8_settings::{Block, DEFAULT_BLOCK, SCALE_FORMAT, SKIPPED, ScaleFormat, Settings};
 use super::quant::{Foreign, QuantError};
 
 /// Name of the method in `quantization_config`.
@@ -30,6 +30,8 @@ pub(super) struct Scaled {
     pub matrices: [usize; 3],
     /// Rows and columns that share a scale.
     pub block: [usize; 2],
+    /// Whether the description says that scales are powers of two, which floats need not be.
+    pub powers: bool,
 }
 
 /// The 8-bit weights of a checkpoint.
@@ -64,7 +66,11 @@ impl Fp8 {
         names: impl Iterator<Item = &'a str>,
         info: impl Fn(&str) -> Option<&'a TensorInfo>,
     ) -> Result<Self, QuantError> {
-        let Settings { block, plain } = Settings::read(described)?;
+        let Settings {
+            block,
+            plain,
+            scale_format,
+        } = Settings::read(described)?;
         let mut found = Fp8::default();
         for name in names {
             if ACTIVATION_SUFFIXES.iter().any(|end| name.ends_with(end)) {
@@ -98,7 +104,7 @@ impl Fp8 {
                     found: "none".to_owned(),
                 });
             };
-            let scaled = fit(name, weight, scale_name, scale, block)?;
+            let scaled = fit(name, weight, scale_name, scale, (block, scale_format))?;
             found.hidden.insert(scaled.scale.clone());
             found.weights.insert(name.to_owned(), scaled);
         }
@@ -115,7 +121,7 @@ fn fit(
     weight: &TensorInfo,
     scale_name: &str,
     scale: &TensorInfo,
-    block: Block,
+    (block, scale_format): (Block, ScaleFormat),
 ) -> Result<Scaled, QuantError> {
     let refuse = |expected: String| {
         Err(QuantError::Fp8 {
@@ -124,11 +130,17 @@ fn fit(
             found: format!("{} {:?}", scale.dtype, scale.shape),
         })
     };
-    if !matches!(
-        scale.dtype,
-        DType::F32 | DType::F16 | DType::BF16 | DType::F8E8M0
-    ) {
-        return refuse("scales of F32, F16, BF16 or F8_E8M0".to_owned());
+    let is_float = matches!(scale.dtype, DType::F32 | DType::F16 | DType::BF16);
+    let (fits, types) = match scale_format {
+        ScaleFormat::Unsaid => (scale.dtype == DType::F8E8M0, "F32, F16, BF16 or F8_E8M0"),
+        ScaleFormat::Float => (false, "F32, F16 or BF16, as `scale_fmt` is float"),
+        ScaleFormat::Exponent => (
+            matches!(scale.dtype, DType::F8E8M0 | DType::U8),
+            "F8_E8M0 or U8, or floats that are powers of two, as `scale_fmt` is ue8m0",
+        ),
+    };
+    if !fits && !is_float {
+        return refuse(format!("scales of {types}"));
     }
     let (leading, [rows, columns]) = match weight.shape.as_slice() {
         [leading @ .., rows, columns] => (leading, [*rows, *columns]),
@@ -145,6 +157,7 @@ fn fit(
         scale: scale_name.to_owned(),
         matrices: [count, rows, columns],
         block,
+        powers: is_float && scale_format == ScaleFormat::Exponent,
     };
     // A scale for each matrix, whatever ones its shape has.
     let one_each = element_count(&scale.shape) == Some(count);
@@ -211,12 +224,20 @@ fn singles(scales: &TensorData) -> Vec<f32> {
             .iter()
             .map(|b| bf16::from_le_bytes(*b).to_f32())
             .collect(),
-        // A power of two by its biased exponent; opening let no other type through.
+        // A power of two by its biased exponent, all ones is NaN; opening let no other type through.
         _ => bytes
             .iter()
-            .map(|b| 2f32.powi(i32::from(*b) - 127))
+            .map(|b| match *b {
+                u8::MAX => f32::NAN,
+                exponent => 2f32.powi(i32::from(exponent) - 127),
+            })
             .collect(),
     }
+}
+
+fn is_power_of_two(scale: f32) -> bool {
+    const FRACTION: u32 = (1 << 23) - 1;
+    scale.is_normal() && scale > 0.0 && scale.to_bits() & FRACTION == 0
 }
 
 /// Plain values of a weight in `float`: `F32`, `F16` or `BF16`.
@@ -225,9 +246,18 @@ pub(super) fn dequantize(
     scales: &TensorData,
     scaled: &Scaled,
     float: DType,
-) -> TensorData {
+) -> Result<TensorData, QuantError> {
     let table: Vec<f32> = (0..=255u8).map(e4m3).collect();
     let scales = singles(scales);
+    if scaled.powers
+        && let Some(other) = scales.iter().find(|scale| !is_power_of_two(**scale))
+    {
+        return Err(QuantError::Fp8 {
+            tensor: scaled.scale.clone(),
+            expected: format!("powers of two, as `{SCALE_FORMAT}` is ue8m0"),
+            found: other.to_string(),
+        });
+    }
     let [_, rows, columns] = scaled.matrices;
     let [block_rows, block_columns] = scaled.block;
     let scales_a_row = columns.div_ceil(block_columns);
@@ -266,11 +296,11 @@ pub(super) fn dequantize(
             }
         }
     }
-    TensorData {
+    Ok(TensorData {
         dtype: float,
         shape: weight.shape.clone(),
         bytes: buffer.into(),
-    }
+    })
 }
 
 #[cfg(test)]
@@ -334,7 +364,7 @@ mod tests {
             .flat_map(|x| x.to_le_bytes())
             .collect();
         let scales = tensor(DType::F32, &[2, 2], &scales);
-        let plain = dequantize(&weight, &scales, &fp8.weights["a.weight"], DType::F32);
+        let plain = dequantize(&weight, &scales, &fp8.weights["a.weight"], DType::F32).unwrap();
         let plain = singles(&plain);
         assert_eq!(plain, [1.0, 1.0, 2.0, 1.0, 1.0, 2.0, 3.0, 3.0, 4.0]);
     }
@@ -359,7 +389,7 @@ mod tests {
             .flat_map(|x| bf16::from_f32(*x).to_le_bytes())
             .collect();
         let scales = tensor(DType::BF16, &[2, 1, 1], &scales);
-        let half = dequantize(&weight, &scales, &fp8.weights["e.gate"], DType::F16);
+        let half = dequantize(&weight, &scales, &fp8.weights["e.gate"], DType::F16).unwrap();
         assert_eq!(singles(&half), [0.5, 1.0, -2.0, 0.0]);
     }
 
@@ -377,6 +407,51 @@ mod tests {
             );
             assert_eq!(fp8.unwrap().weights["a.weight"].block, block);
         }
+    }
+
+    #[test]
+    fn scales_have_the_form_that_is_said() {
+        let of = |format: Value, dtype: DType, bytes: &[u8]| {
+            let config = json!({"weight_block_size": [2, 2], "scale_fmt": format});
+            let weight = ("a.weight", DType::F8E4M3, &[2, 2][..]);
+            let fp8 = read(config, &[weight, ("a.weight_scale_inv", dtype, &[1, 1])])?;
+            let weight = tensor(DType::F8E4M3, &[2, 2], &[0x38; 4]);
+            let scales = tensor(dtype, &[1, 1], bytes);
+            let plain = dequantize(&weight, &scales, &fp8.weights["a.weight"], DType::F32);
+            plain
+                .map(|plain| singles(&plain)[0])
+                .map_err(|error| error.to_string())
+        };
+        let (quarter, third) = (0.25f32.to_le_bytes(), 0.3f32.to_le_bytes());
+        for format in [json!("ue8m0"), json!("UE8M0")] {
+            for dtype in [DType::F8E8M0, DType::U8] {
+                assert_eq!(of(format.clone(), dtype, &[125]), Ok(0.25));
+            }
+            assert!(of(format.clone(), DType::F8E8M0, &[255]).unwrap().is_nan());
+            // DeepSeek-V3.1's are singles.
+            assert_eq!(of(format, DType::F32, &quarter), Ok(0.25));
+        }
+        assert_eq!(of(json!("float"), DType::F32, &third), Ok(0.3));
+        assert_eq!(of(Value::Null, DType::F8E8M0, &[125]), Ok(0.25));
+        let refusals = [
+            of(json!("ue8m0"), DType::F32, &third),
+            of(json!("ue8m0"), DType::F32, &(-0.25f32).to_le_bytes()),
+            of(json!("ue8m0"), DType::I32, &[0; 4]),
+            of(json!("float"), DType::F8E8M0, &[125]),
+            of(Value::Null, DType::U8, &[125]),
+            of(json!("e4m3"), DType::F32, &quarter),
+            of(json!(8), DType::F32, &quarter),
+        ]
+        .map(Result::unwrap_err);
+        insta::assert_snapshot!(refusals.join("\n"), @r#"
+    `a.weight_scale_inv`: expected powers of two, as `scale_fmt` is ue8m0, found 0.3
+    `a.weight_scale_inv`: expected powers of two, as `scale_fmt` is ue8m0, found -0.25
+    `a.weight_scale_inv`: expected scales of F8_E8M0 or U8, or floats that are powers of two, as `scale_fmt` is ue8m0, found I32 [1, 1]
+    `a.weight_scale_inv`: expected scales of F32, F16 or BF16, as `scale_fmt` is float, found F8_E8M0 [1, 1]
+    `a.weight_scale_inv`: expected scales of F32, F16, BF16 or F8_E8M0, found U8 [1, 1]
+    `quantization_config.scale_fmt` in config.json: expected float or ue8m0, found "e4m3"
+    `quantization_config.scale_fmt` in config.json: expected float or ue8m0, found 8
+    "#);
     }
 
     #[test]

@@ -14,6 +14,21 @@ pub(super) struct Settings<'c> {
     pub block: Block,
     /// Modules that are not 8-bit.
     pub plain: Vec<&'c str>,
+    pub scale_format: ScaleFormat,
+}
+
+/// Key of the form of scales.
+pub(super) const SCALE_FORMAT: &str = "scale_fmt";
+
+/// How scales are stored: transformers' `float` (DeepSeek-V3) and `ue8m0`, a power of two by its exponent
+/// (DeepSeek-V3.1 and later).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum ScaleFormat {
+    /// As their type says.
+    Unsaid,
+    Float,
+    /// As a byte, or as floats that are powers of two.
+    Exponent,
 }
 
 /// What a scale covers.
@@ -55,6 +70,7 @@ impl<'c> Settings<'c> {
         Ok(Self {
             block: read_block(described)?,
             plain,
+            scale_format: read_scale_format(described)?,
         })
     }
 }
@@ -92,6 +108,21 @@ fn names<'c>(described: &'c Foreign, key: &str) -> Result<Vec<&'c str>, QuantErr
             list.ok_or_else(|| wrong(described, key, "null or a list of module names"))
         }
     }
+}
+
+fn read_scale_format(described: &Foreign) -> Result<ScaleFormat, QuantError> {
+    words(
+        described,
+        SCALE_FORMAT,
+        &["float", "ue8m0"],
+        "float or ue8m0",
+    )?;
+    let word = described.settings.get(SCALE_FORMAT).and_then(Value::as_str);
+    Ok(match word.map(str::to_ascii_lowercase).as_deref() {
+        None => ScaleFormat::Unsaid,
+        Some("float") => ScaleFormat::Float,
+        Some(_) => ScaleFormat::Exponent,
+    })
 }
 
 fn read_block(described: &Foreign) -> Result<Block, QuantError> {

@@ -271,7 +271,12 @@ impl Checkpoint {
                     None => Ok(tensor),
                     Some(scaled) => {
                         let scales = stored(&scaled.scale).ok_or_else(unknown)?;
-                        Ok(fp8::dequantize(&tensor, &scales, scaled, float))
+                        fp8::dequantize(&tensor, &scales, scaled, float).map_err(|source| {
+                            CheckpointError::Quant {
+                                dir: self.path.clone(),
+                                source: Box::new(source),
+                            }
+                        })
                     }
                 }
             }
