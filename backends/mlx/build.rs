@@ -8,9 +8,10 @@ mod source;
 
 use std::path::Path;
 
-const SOURCES: [&str; 17] = [
+const SOURCES: [&str; 18] = [
     "array",
     "attention",
+    "collectives",
     "elementwise",
     "indexing",
     "internal",
@@ -37,7 +38,7 @@ fn main() {
 
 fn run() -> Result<(), String> {
     let mlx = mlx::find()?;
-    let mut build = cxx_build::bridges(["src/bridge.rs", "src/stream.rs"]);
+    let mut build = cxx_build::bridges(["src/bridge.rs", "src/stream.rs", "src/collectives.rs"]);
     build
         .std("c++20")
         .opt_level(2)
@@ -60,6 +61,7 @@ fn run() -> Result<(), String> {
         println!("cargo::rerun-if-changed={path}");
     }
     for header in [
+        "collectives.h",
         "error.h",
         "internal.h",
         "memo.h",
@@ -74,6 +76,7 @@ fn run() -> Result<(), String> {
     }
     println!("cargo::rerun-if-changed=src/bridge.rs");
     println!("cargo::rerun-if-changed=src/stream.rs");
+    println!("cargo::rerun-if-changed=src/collectives.rs");
     println!("cargo::rerun-if-changed=build");
     build.compile("mlxcel_mlx_shim");
     mlx.link()

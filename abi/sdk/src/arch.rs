@@ -79,6 +79,9 @@ pub struct ArchitectureEntry {
     pub model_types: &'static [&'static str],
     /// GGUF architecture names it may serve.
     pub gguf: &'static [&'static str],
+    /// Whether it can be split over ranks: its layers load their parts ([`crate::nn::Attention`],
+    /// [`crate::nn::GatedMlp`], [`crate::nn::Linear::load_inputs`] and `load_outputs`).
+    pub tensor_parallel: bool,
     /// Its metadata record.
     pub record: &'static str,
     /// The implementation.
@@ -113,9 +116,10 @@ pub fn find(id: &str) -> Result<&'static ArchitectureEntry> {
 ///     id: "llama", display_name: "Llama", category: "dense", task: "text-generation",
 ///     model_types: ["llama", "mistral"], gguf: ["llama"], aliases: ["Llama 3"],
 ///     runtimes: ["generate"], modalities_in: ["text"], output: "tokens",
-///     backends: ["cpu": "supported"], kv_modes: ["fp16"],
+///     backends: ["cpu": "supported"], kv_modes: ["fp16"], tensor_parallel: true,
 /// }
 /// ```
+/// `tensor_parallel` may be left out; it is true where the layers load their parts of a model that is split over ranks.
 #[macro_export]
 macro_rules! architecture {
     (
@@ -123,9 +127,12 @@ macro_rules! architecture {
         id: $id:literal, display_name: $display:literal, category: $category:literal, task: $task:literal,
         model_types: [$($mt:literal),* $(,)?], gguf: [$($gguf:literal),* $(,)?], aliases: [$($alias:literal),* $(,)?],
         runtimes: [$($runtime:literal),* $(,)?], modalities_in: [$($modality:literal),* $(,)?], output: $output:literal,
-        backends: [$($backend:literal : $level:literal),* $(,)?], kv_modes: [$($kv:literal),* $(,)?] $(,)?
+        backends: [$($backend:literal : $level:literal),* $(,)?], kv_modes: [$($kv:literal),* $(,)?]
+        $(, tensor_parallel: $tensor_parallel:literal)? $(,)?
     ) => {
         const _: () = {
+            const TENSOR_PARALLEL: bool = false $(|| $tensor_parallel)?;
+
             $crate::abi::embed_record! {
                 const RECORD = &[
                     "{\"arch\":{\"id\":\"", $crate::abi::metadata::plain($id),
@@ -139,7 +146,8 @@ macro_rules! architecture {
                     ",\"modalities_in\":", $crate::json_list!($($modality),*),
                     ",\"output\":\"", $crate::abi::metadata::plain($output),
                     "\",\"backends\":", $crate::json_map!($($backend : $level),*),
-                    ",\"tensor_parallel\":false,\"pipeline_parallel\":false,\"drafters\":[],\"kv_modes\":",
+                    ",\"tensor_parallel\":", if TENSOR_PARALLEL { "true" } else { "false" },
+                    ",\"pipeline_parallel\":false,\"drafters\":[],\"kv_modes\":",
                     $crate::json_list!($($kv),*), "}}\n",
                 ]
             }
@@ -151,6 +159,7 @@ macro_rules! architecture {
                 task: $task,
                 model_types: &[$($mt),*],
                 gguf: &[$($gguf),*],
+                tensor_parallel: TENSOR_PARALLEL,
                 record: RECORD,
                 implementation: &$implementation,
             };

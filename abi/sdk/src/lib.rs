@@ -27,6 +27,7 @@ pub mod nn;
 mod ops;
 pub mod plugin;
 pub mod quant;
+pub mod ranks;
 pub mod step;
 pub mod tensor;
 #[cfg(feature = "testkit")]
@@ -43,6 +44,7 @@ pub use error::{Error, Result};
 pub use gguf::{GgufAdapter, GgufSummary};
 pub use mlxcel_abi::DType;
 pub use ops::{Attention as DenseAttention, Conv, QuantizedTensor, RopeSpec};
+pub use ranks::Ranks;
 pub use step::{AttendOptions, Step};
 pub use tensor::Tensor;
 pub use weights::Weights;

@@ -9,7 +9,8 @@ use mlxcel_abi::{AbiError, DType, ErrorObj, OwnedBytes, Status, Str, Table};
 use serde_json::{Value, json};
 
 use crate::arch::{ARCHITECTURES, find};
-use crate::{Backend, Config, Encode, GgufSummary, Model, Step, Weights};
+use crate::gguf_names::own_names;
+use crate::{Backend, Config, Encode, Error, GgufSummary, Model, Ranks, Step, Weights};
 
 type AbiResult<T> = mlxcel_abi::Result<T>;
 
@@ -91,7 +92,8 @@ unsafe extern "C" fn describe(
         let value = parse(config, "config")?;
         let desc = find(arch)?
             .implementation
-            .describe(&Config::root(&value)?)?;
+            .describe(&Config::root(&value)?)
+            .map_err(|error| own_names(&value, error))?;
         let json = serde_json::to_value(desc).map_err(|e| AbiError::internal(e.to_string()))?;
         // SAFETY: the host's out pointer.
         unsafe { put(out, give(&json)) }
@@ -113,7 +115,10 @@ unsafe extern "C" fn adapt_gguf(
             unsafe { (utf8(arch, "architecture")?, utf8(summary, "GGUF summary")?) };
         let summary: GgufSummary = serde_json::from_str(summary)
             .map_err(|e| AbiError::invalid(format!("GGUF summary: {e}")))?;
-        let adapter = find(arch)?.implementation.adapt_gguf(&summary)?;
+        let adapter = find(arch)?
+            .implementation
+            .adapt_gguf(&summary)?
+            .with_names()?;
         let json = serde_json::to_value(adapter).map_err(|e| AbiError::internal(e.to_string()))?;
         // SAFETY: the host's out pointer.
         unsafe { put(out, give(&json)) }
@@ -163,10 +168,24 @@ unsafe extern "C" fn load(
             )?;
             (backend, weights)
         };
+        // SAFETY: LoadArgs promises that the host's services outlive the model.
+        if let Some(ranks) = unsafe { Ranks::from_host(args.host, &backend) }? {
+            if !entry.tensor_parallel {
+                return Err(Error::Unsupported {
+                    what: format!("splitting {arch} over {} ranks", ranks.size()),
+                    supported: "this architecture runs whole only".to_owned(),
+                }
+                .into());
+            }
+            weights.split_over(ranks);
+        }
         let model = entry
             .implementation
-            .load(&Config::root(&value)?, &weights)?;
-        weights.finish()?;
+            .load(&Config::root(&value)?, &weights)
+            .map_err(|error| own_names(&value, error))?;
+        weights
+            .finish()
+            .map_err(|error| own_names(&value, error))?;
         let loaded = Box::into_raw(Box::new(Loaded { model, backend }));
         // SAFETY: the host's out pointer.
         unsafe { put(out, loaded.cast()) }.inspect_err(|_| {

@@ -1,6 +1,6 @@
 //! The checkpoint's tensors by path. A missing, extra or wrongly shaped tensor is named in full.
 
-use std::cell::RefCell;
+use std::cell::{OnceCell, RefCell};
 use std::collections::{BTreeSet, HashSet};
 use std::rc::Rc;
 
@@ -8,6 +8,7 @@ use mlxcel_abi::host::WeightsApi;
 use mlxcel_abi::ops_args::QuantSpec;
 use mlxcel_abi::{DType, Str, Tensor as Handle, TensorInfo};
 
+use crate::ranks::{Ranks, Share};
 use crate::{Backend, Error, Result, Tensor};
 
 struct Inner {
@@ -19,6 +20,15 @@ struct Inner {
     used: RefCell<HashSet<String>>,
     /// Converted tensors, evaluated together at the end so that their sources are let go.
     pending: RefCell<Vec<Tensor>>,
+    /// The ranks over which the model is split, if it is.
+    ranks: OnceCell<Ranks>,
+}
+
+/// The part of every tensor of a view that is loaded: along which axis, from the end, and which.
+#[derive(Debug, Clone, Copy)]
+struct Cut {
+    axis: i32,
+    share: Share,
 }
 
 /// View of the checkpoint at one path. Cheap to clone.
@@ -26,6 +36,7 @@ struct Inner {
 pub struct Weights {
     inner: Rc<Inner>,
     path: String,
+    cut: Option<Cut>,
 }
 
 impl core::fmt::Debug for Weights {
@@ -75,11 +86,35 @@ impl Weights {
             names,
             used: RefCell::default(),
             pending: RefCell::default(),
+            ranks: OnceCell::new(),
         };
         Ok(Self {
             inner: Rc::new(inner),
             path: String::new(),
+            cut: None,
         })
+    }
+
+    /// With the ranks over which the model is split.
+    pub(crate) fn split_over(&self, ranks: Ranks) {
+        // Set once, before anything is loaded.
+        let _ = self.inner.ranks.set(ranks);
+    }
+
+    /// The ranks over which the model is split; none where it is whole.
+    pub fn ranks(&self) -> Option<&Ranks> {
+        self.inner.ranks.get()
+    }
+
+    /// The same view, of whose tensors a part is loaded: of `axis`, counted from the end. Shapes that are asked
+    /// for stay those of the whole.
+    #[must_use]
+    pub(crate) fn cut(&self, axis: i32, share: Share) -> Self {
+        Self {
+            inner: Rc::clone(&self.inner),
+            path: self.path.clone(),
+            cut: Some(Cut { axis, share }),
+        }
     }
 
     /// The backend the tensors go to.
@@ -109,6 +144,7 @@ impl Weights {
         Self {
             inner: Rc::clone(&self.inner),
             path,
+            cut: self.cut,
         }
     }
 
@@ -209,8 +245,29 @@ impl Weights {
         }
         let mut out = Handle::NONE;
         command!(&self.inner.api, load, Str::new(&full), &mut out).map_err(|e| e.at(&full))?;
+        let whole = Tensor::from_handle(&self.inner.backend, out);
+        let part = match self.cut {
+            None => Ok(whole),
+            Some(cut) => self.part(whole, &full, cut),
+        };
         self.inner.used.borrow_mut().insert(full);
-        Ok(Tensor::from_handle(&self.inner.backend, out))
+        part
+    }
+
+    /// A part of a tensor, computed at once so that the whole is let go.
+    fn part(&self, whole: Tensor, full: &str, Cut { axis, share }: Cut) -> Result<Tensor> {
+        let size = whole.dim(axis)?;
+        let (index, count) = (share.index as i64, share.count as i64);
+        if count == 0 || size % count != 0 {
+            return Err(Error::Unsupported {
+                what: format!("splitting \"{full}\" into {count} parts"),
+                supported: format!("its {size} elements along axis {axis} have to divide by them"),
+            });
+        }
+        let len = size / count;
+        let part = whole.narrow(axis, index * len, len)?.contiguous()?;
+        self.inner.backend.eval(&[&part])?;
+        Ok(part)
     }
 
     /// A parameter in the compute dtype.

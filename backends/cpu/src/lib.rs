@@ -10,6 +10,7 @@ use mlxcel_abi::envelope::{HostHello, PluginHello};
 use mlxcel_abi::kinds::plugin;
 use mlxcel_abi::version::ABI_MINOR;
 use mlxcel_abi::{Result, embed_plugin_record, export_plugin_root};
+use mlxcel_backend_mlx::collectives::{self, Transport};
 use mlxcel_backend_mlx::serde_json::{Map, Value};
 use mlxcel_backend_mlx::{Backend, Description, DeviceKind, DeviceReport, Probe};
 
@@ -101,5 +102,5 @@ fn hello(_host: &HostHello) -> Result<PluginHello> {
 export_plugin_root! {
     metadata: || RECORD,
     open: hello,
-    query: |_: &str| 0_usize,
+    query: |name: &str| collectives::query(name, Transport::Ring),
 }

@@ -18,6 +18,7 @@ use mlxcel_abi::envelope::{HostHello, PluginHello};
 use mlxcel_abi::kinds::plugin;
 use mlxcel_abi::version::ABI_MINOR;
 use mlxcel_abi::{Result, embed_plugin_record, export_plugin_root};
+use mlxcel_backend_mlx::collectives::{self, Transport};
 use mlxcel_backend_mlx::{Backend, Description, DeviceKind};
 
 /// Oldest host minor that this plugin works with.
@@ -62,5 +63,5 @@ fn hello(_host: &HostHello) -> Result<PluginHello> {
 export_plugin_root! {
     metadata: || RECORD,
     open: hello,
-    query: |_: &str| 0_usize,
+    query: |name: &str| collectives::query(name, Transport::Nccl),
 }

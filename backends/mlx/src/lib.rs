@@ -7,6 +7,7 @@
 mod args;
 mod backend;
 mod bridge;
+pub mod collectives;
 mod context;
 mod device;
 mod fault;

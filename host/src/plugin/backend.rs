@@ -3,7 +3,9 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use abi_stable::std_types::RStr;
 use mlxcel_abi::backend::{BackendTable, OpenArgs};
+use mlxcel_abi::collectives::COLLECTIVES;
 use mlxcel_abi::ops::BackendOps;
 use mlxcel_abi::{AbiError, Str};
 use serde::{Deserialize, Serialize};
@@ -11,7 +13,7 @@ use serde_json::{Map, Value};
 
 use super::call::{call, call_json};
 use super::device::Backend;
-use super::envelope::import_table;
+use super::envelope::{Query, import_table};
 use super::error::CallError;
 use super::host_api::host_api;
 
@@ -20,6 +22,7 @@ pub(super) struct BackendShared {
     pub version: String,
     pub path: PathBuf,
     pub table: BackendTable,
+    pub query: Query,
 }
 
 // SAFETY: the table holds function pointers and the plugin's `ctx`, which is never written here. `probe` may
@@ -93,6 +96,16 @@ impl BackendPlugin {
     /// The plugin's file.
     pub fn path(&self) -> &Path {
         &self.0.path
+    }
+
+    /// Whether it has operations over ranks (`mlxcel.ext.collectives/1`).
+    pub fn has_collectives(&self) -> bool {
+        self.extension(COLLECTIVES) != 0
+    }
+
+    /// Address of an extension table, 0 where the plugin has none of that name.
+    pub(super) fn extension(&self, name: &str) -> usize {
+        (self.0.query)(RStr::from_str(name))
     }
 
     fn subject(&self, function: &str) -> String {

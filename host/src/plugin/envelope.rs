@@ -3,6 +3,7 @@
 use std::error::Error;
 
 use abi_stable::library::{AbiHeaderRef, LibraryError};
+use abi_stable::std_types::RStr;
 use libloading::os::unix::Library;
 use mlxcel_abi::envelope::{HostHello, PluginHello, PluginRootRef, ROOT_SYMBOL};
 use mlxcel_abi::version::{ABI_MAJOR, ABI_MINOR, OLDEST_PLUGIN_MINOR, PluginVersion, negotiate};
@@ -27,7 +28,12 @@ pub(super) struct Opened {
     pub abi_minor: u32,
     /// Its entry table, of the type that `kind` says.
     pub table: *const (),
+    /// Addresses of its extension tables by name.
+    pub query: Query,
 }
+
+/// A plugin's answer to the name of an extension table: its address, or 0.
+pub(super) type Query = extern "C" fn(RStr<'_>) -> usize;
 
 fn header(code: ReasonCode, text: impl AsRef<str>) -> Rejection {
     Rejection::new(Stage::Header, code, text)
@@ -78,6 +84,7 @@ pub(super) fn shake_hands(library: &Library, expected: &PluginInfo) -> Result<Op
         kind,
         abi_minor: hello.abi_minor,
         table: hello.table,
+        query: root.query(),
     })
 }
 

@@ -1,8 +1,10 @@
 //! The services that the host lends to every plugin: the log, and the query for extensions.
 
+use std::cell::Cell;
 use std::ffi::c_void;
 use std::sync::OnceLock;
 
+use mlxcel_abi::collectives::COLLECTIVES;
 use mlxcel_abi::guard::guard;
 use mlxcel_abi::host::HostApi;
 use mlxcel_abi::kinds::log;
@@ -56,10 +58,31 @@ unsafe extern "C" fn write_log(
     unsafe { guard(err, body) }
 }
 
-/// This host has no extension tables yet, which is what 0 says.
+thread_local! {
+    /// Table of the collectives while this thread loads a part of a model; 0 while it does not.
+    static COLLECTIVES_LENT: Cell<usize> = const { Cell::new(0) };
+}
+
+/// Families that this thread calls are answered with the collectives for as long as this lives.
+#[derive(Debug)]
+pub struct Lent(());
+
+/// Lends the table at `address`.
+pub(super) fn lend(address: usize) -> Lent {
+    COLLECTIVES_LENT.set(address);
+    Lent(())
+}
+
+impl Drop for Lent {
+    fn drop(&mut self) {
+        COLLECTIVES_LENT.set(0);
+    }
+}
+
+/// The one extension there is: the collectives, on a thread that loads a part of a model. 0 says that there is none.
 unsafe extern "C" fn query_extension(
     _ctx: *mut c_void,
-    _name: Str,
+    name: Str,
     out: *mut usize,
     err: *mut *mut ErrorObj,
 ) -> Status {
@@ -67,8 +90,14 @@ unsafe extern "C" fn query_extension(
         if out.is_null() {
             return Err(AbiError::invalid("query: out is null"));
         }
+        // SAFETY: a `Str` argument is valid for the call.
+        let name = unsafe { name.as_str() };
+        let found = match name {
+            Ok(COLLECTIVES) => COLLECTIVES_LENT.get(),
+            _ => 0,
+        };
         // SAFETY: not null, and the caller's to write to.
-        unsafe { *out = 0 };
+        unsafe { *out = found };
         Ok(())
     };
     // SAFETY: `err` is null or the caller's slot, as for every table function.
@@ -119,5 +148,24 @@ mod tests {
         };
         let (good, bad) = (query(&raw mut out), query(std::ptr::null_mut()));
         assert_eq!((good, out, bad), (status::OK, 0, status::INVALID_ARGUMENT));
+    }
+
+    #[test]
+    fn collectives_are_there_while_they_are_lent_and_on_that_thread_alone() {
+        fn found() -> usize {
+            let api = host_api();
+            let mut out = 7_usize;
+            let name = Str::new(COLLECTIVES);
+            // SAFETY: `out` is ours; no error text is asked for.
+            let code = unsafe { (api.query)(api.ctx, name, &raw mut out, std::ptr::null_mut()) };
+            assert_eq!(code, status::OK);
+            out
+        }
+        assert_eq!(found(), 0);
+        let lent = lend(64);
+        assert_eq!(found(), 64);
+        assert_eq!(std::thread::spawn(found).join().unwrap(), 0);
+        drop(lent);
+        assert_eq!(found(), 0);
     }
 }

@@ -174,6 +174,7 @@ pub(super) fn backend_plugin(path: &Path, opened: Opened) -> Result<BackendPlugi
         version: opened.info.version.to_string(),
         path: path.to_path_buf(),
         table,
+        query: opened.query,
     }))
 }
 

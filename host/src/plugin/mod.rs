@@ -11,6 +11,7 @@ mod backend;
 mod cache_ops;
 mod call;
 mod child;
+mod collectives;
 mod detect;
 mod device;
 mod envelope;
@@ -31,10 +32,12 @@ mod weights;
 pub use backend::{BackendPlugin, DeviceReport, OpenOptions, ProbeReport};
 pub use cache_ops::Attended;
 pub use child::{PROBE_COMMAND, probe_child_main};
+pub use collectives::RankGroup;
 pub use detect::{CandidateFailure, DetectFailure, Detected};
 pub use device::{Backend, DeviceTensor};
 pub use error::{CallError, LoadError};
 pub use family::{Family, ModelRequest};
+pub use host_api::Lent;
 pub use loader::{Loader, LoaderOptions};
 pub use mlxcel_abi::cache_args::{
     GatedDeltaPoolArgs, ShortConvPoolArgs, SparseIndexArgs, StateRows,

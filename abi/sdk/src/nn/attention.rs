@@ -1,6 +1,7 @@
 //! Multi-head attention with grouped keys and values over the host's cache.
 
 use crate::nn::{Linear, RmsNorm, Rope, RotatedAttention, project};
+use crate::ranks::Share;
 use crate::{Result, Step, Tensor, Weights};
 
 /// Shape and variants of one attention layer.
@@ -53,7 +54,18 @@ impl Attention {
     ) -> Result<Self> {
         let (hidden, head_dim, bias) = (config.hidden, config.head_dim, config.qkv_bias);
         let (q_width, kv_width) = (config.heads * head_dim, config.kv_heads * head_dim);
-        let linear = |name: &str, width| Linear::load(&weights.at(name), hidden, width, bias);
+        let shares = weights
+            .ranks()
+            .map(|ranks| ranks.heads(config.heads, config.kv_heads));
+        let shares = shares.transpose()?;
+        let linear = |name: &str, width, share: Option<Share>| match share {
+            None => Linear::load(&weights.at(name), hidden, width, bias),
+            Some(share) => Linear::load_share(&weights.at(name), hidden, width, bias, share),
+        };
+        let (q_share, kv_share) = (shares.map(|all| all.queries), shares.map(|all| all.keys));
+        let part =
+            |heads: usize, share: Option<Share>| heads / share.map_or(1, |share| share.count);
+        let (heads, kv_heads) = (part(config.heads, q_share), part(config.kv_heads, kv_share));
         let norms = match config.qk_norm_eps {
             Some(eps) => Some([
                 load_norm(&weights.at("q_norm"), head_dim, eps)?,
@@ -62,14 +74,14 @@ impl Attention {
             None => None,
         };
         Ok(Self {
-            q: linear("q_proj", q_width)?,
-            k: linear("k_proj", kv_width)?,
-            v: linear("v_proj", kv_width)?,
-            inner: RotatedAttention::new(config.layer, config.heads, config.kv_heads, head_dim)
+            q: linear("q_proj", q_width, q_share)?,
+            k: linear("k_proj", kv_width, kv_share)?,
+            v: linear("v_proj", kv_width, kv_share)?,
+            inner: RotatedAttention::new(config.layer, heads, kv_heads, head_dim)
                 .with_norms(norms)
                 .with_rope(rope)
                 .with_scores(config.scale, config.softcap),
-            o: Linear::load(&weights.at("o_proj"), q_width, hidden, config.out_bias)?,
+            o: Linear::load_inputs(&weights.at("o_proj"), q_width, hidden, config.out_bias)?,
         })
     }
 

@@ -5,7 +5,8 @@ use mlxcel_abi::fused_args::LinearWeight;
 use crate::backend::FusedSite;
 use crate::nn::projection;
 use crate::ops::QuantizedTensor;
-use crate::{Result, Tensor, Weights, quant};
+use crate::ranks::{Ranks, Share};
+use crate::{Error, Result, Tensor, Weights, quant};
 
 #[derive(Debug, Clone)]
 enum Kernel {
@@ -20,7 +21,14 @@ pub struct Linear {
     kernel: Kernel,
     bias: Option<Tensor>,
     site: FusedSite,
+    /// The layer has a part of its inputs: results are summed over the ranks.
+    summed: Option<Ranks>,
 }
+
+/// Axis of the outputs in a weight, from the end.
+const OUTPUTS: i32 = -2;
+/// Axis of the inputs.
+const INPUTS: i32 = -1;
 
 impl Linear {
     /// Loads `weight` `[outputs, inputs]` and, when `bias` says so, `bias` `[outputs]`.
@@ -40,7 +48,79 @@ impl Linear {
             kernel,
             bias,
             site: FusedSite::default(),
+            summed: None,
         })
+    }
+
+    /// As `load`, with this rank's part of the outputs where the model is split over ranks: the layer gives `outputs`
+    /// divided by the ranks.
+    pub fn load_outputs(
+        weights: &Weights,
+        inputs: usize,
+        outputs: usize,
+        bias: bool,
+    ) -> Result<Self> {
+        match weights.ranks() {
+            None => Self::load(weights, inputs, outputs, bias),
+            Some(ranks) => {
+                let what = format!("outputs of \"{}\"", weights.path());
+                let share = ranks.share(outputs, &what)?;
+                Self::load_share(weights, inputs, outputs, bias, share)
+            }
+        }
+    }
+
+    /// As `load`, with one of equal parts of the outputs.
+    pub fn load_share(
+        weights: &Weights,
+        inputs: usize,
+        outputs: usize,
+        bias: bool,
+        share: Share,
+    ) -> Result<Self> {
+        let mut layer = Self::load(&weights.cut(OUTPUTS, share), inputs, outputs, false)?;
+        if bias {
+            // Its only axis is that of the outputs.
+            let part = weights.cut(INPUTS, share);
+            layer.bias = Some(part.tensor("bias", &[outputs as i64])?);
+        }
+        Ok(layer)
+    }
+
+    /// As `load`, with this rank's part of the inputs where the model is split over ranks: the layer takes `inputs`
+    /// divided by the ranks, and gives the sum over them.
+    pub fn load_inputs(
+        weights: &Weights,
+        inputs: usize,
+        outputs: usize,
+        bias: bool,
+    ) -> Result<Self> {
+        let Some(ranks) = weights.ranks() else {
+            return Self::load(weights, inputs, outputs, bias);
+        };
+        let share = ranks.share(inputs, &format!("inputs of \"{}\"", weights.path()))?;
+        if let Some(spec) = weights.quant()? {
+            let part = inputs / share.count;
+            let (group, bits) = (spec.group_size.max(1) as usize, spec.bits as usize);
+            if !part.is_multiple_of(group) || !(part * bits).is_multiple_of(32) {
+                return Err(Error::Unsupported {
+                    what: format!(
+                        "splitting \"{}\", {inputs} inputs in groups of {group} at {bits} bits, over {} ranks",
+                        weights.path(),
+                        share.count
+                    ),
+                    supported: "a rank has to have whole groups".to_owned(),
+                });
+            }
+        }
+        let mut layer = Self::load(&weights.cut(INPUTS, share), inputs, outputs, false)?;
+        if bias {
+            let bias = weights.tensor("bias", &[outputs as i64])?;
+            // Once in the sum.
+            layer.bias = (share.index == 0).then_some(bias);
+        }
+        layer.summed = Some(ranks.clone());
+        Ok(layer)
     }
 
     /// A layer over a weight `[outputs, inputs]` that is there already (tied heads).
@@ -49,6 +129,7 @@ impl Linear {
             kernel: Kernel::Plain(weight.t()?),
             bias: None,
             site: FusedSite::default(),
+            summed: None,
         })
     }
 
@@ -58,11 +139,21 @@ impl Linear {
             kernel: Kernel::Quantized(weight),
             bias: None,
             site: FusedSite::default(),
+            summed: None,
         }
     }
 
     /// `[.., inputs]` to `[.., outputs]`, in x's dtype.
     pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
+        let y = self.forward_here(x)?;
+        match &self.summed {
+            None => Ok(y),
+            Some(ranks) => ranks.all_sum(&y),
+        }
+    }
+
+    /// As `forward`, without the sum over ranks.
+    pub(crate) fn forward_here(&self, x: &Tensor) -> Result<Tensor> {
         let y = match &self.kernel {
             Kernel::Plain(weight) => x.matmul(weight)?,
             Kernel::Quantized(weight) => weight.matmul_t(x)?,
@@ -75,7 +166,18 @@ impl Linear {
 
     /// `residual` plus the layer's result for `x` `[T, inputs]`.
     pub fn forward_onto(&self, x: &Tensor, residual: &Tensor) -> Result<Tensor> {
-        projection::onto(x, self, residual)
+        match &self.summed {
+            None => projection::onto(x, self, residual),
+            Some(ranks) => {
+                let [y] = projection::here(x, None, [self])?;
+                residual.add(&ranks.all_sum(&y)?)
+            }
+        }
+    }
+
+    /// The ranks over which results are summed, where they are.
+    pub(crate) fn summed(&self) -> Option<&Ranks> {
+        self.summed.as_ref()
     }
 
     /// The layer as part of a fused operation.

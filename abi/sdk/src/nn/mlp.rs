@@ -83,9 +83,9 @@ impl GatedMlp {
     ) -> Result<Self> {
         let [gate, up, down] = names;
         Ok(Self {
-            gate: Linear::load(&weights.at(gate), hidden, inner, bias)?,
-            up: Linear::load(&weights.at(up), hidden, inner, bias)?,
-            down: Linear::load(&weights.at(down), inner, hidden, bias)?,
+            gate: Linear::load_outputs(&weights.at(gate), hidden, inner, bias)?,
+            up: Linear::load_outputs(&weights.at(up), hidden, inner, bias)?,
+            down: Linear::load_inputs(&weights.at(down), inner, hidden, bias)?,
             activation,
             limit: None,
             site: FusedSite::default(),
@@ -115,11 +115,25 @@ impl GatedMlp {
     }
 
     fn run(&self, x: &Tensor, norm: Option<&RmsNorm>, residual: Option<&Tensor>) -> Result<Tensor> {
+        let Some(ranks) = self.down.summed() else {
+            return self.run_here(x, norm, residual);
+        };
+        let y = ranks.all_sum(&self.run_here(x, norm, None)?)?;
+        residual.map_or_else(|| Ok(y.clone()), |residual| residual.add(&y))
+    }
+
+    /// As `run`, without the sum over ranks.
+    fn run_here(
+        &self,
+        x: &Tensor,
+        norm: Option<&RmsNorm>,
+        residual: Option<&Tensor>,
+    ) -> Result<Tensor> {
         let composed = || {
             let x = RmsNorm::apply(norm, x)?;
             let (gate, up) = (self.gate.forward(&x)?, self.up.forward(&x)?);
             let inner = gated(self.activation, self.limit, &gate, &up)?;
-            let y = self.down.forward(&inner)?;
+            let y = self.down.forward_here(&inner)?;
             residual.map_or_else(|| Ok(y.clone()), |residual| residual.add(&y))
         };
         if self.limit.is_some() {

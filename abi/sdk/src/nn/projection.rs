@@ -13,6 +13,21 @@ pub fn project<const N: usize>(
     norm: Option<&RmsNorm>,
     layers: [&Linear; N],
 ) -> Result<[Tensor; N]> {
+    let mut made = here(x, norm, layers)?;
+    for (y, layer) in made.iter_mut().zip(layers) {
+        if let Some(ranks) = layer.summed() {
+            *y = ranks.all_sum(y)?;
+        }
+    }
+    Ok(made)
+}
+
+/// As [`project`], without the sums over ranks of layers that have a part of their inputs.
+pub(crate) fn here<const N: usize>(
+    x: &Tensor,
+    norm: Option<&RmsNorm>,
+    layers: [&Linear; N],
+) -> Result<[Tensor; N]> {
     let Some(first) = layers.first() else {
         return Err(Error::Other(
             "a projection has no layers, expected one or more".to_owned(),
@@ -24,7 +39,7 @@ pub fn project<const N: usize>(
         || fused(x, norm, layers, None),
         || {
             let x = RmsNorm::apply(norm, x)?;
-            let made = layers.iter().map(|layer| layer.forward(&x));
+            let made = layers.iter().map(|layer| layer.forward_here(&x));
             let made = made.collect::<Result<Vec<_>>>()?;
             made.try_into()
                 .map_err(|_| Error::Other("a projection lost a result".to_owned()))
