@@ -18,6 +18,10 @@ const REGION: usize = 64 << 20;
 /// Alignment of pieces: a cache line, enough for every vector load.
 const ALIGN: usize = 64;
 
+/// No piece starts at a multiple of this. A library that keeps a size in front of its buffers takes foreign memory
+/// without a copy only where the bytes before it lie on the same page.
+const PAGE: usize = 4096;
+
 /// One anonymous map, given back when its last piece is dropped.
 struct Region {
     /// First byte of the first whole large page.
@@ -50,10 +54,10 @@ impl Piece {
     /// `len` zeros; `None` when the system has no such map to give.
     pub(super) fn zeroed(len: usize) -> Option<Self> {
         let mut open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
-        let fits = |open: &Open| open.len - open.used >= len;
+        let fits = |open: &Open| open.len.saturating_sub(open.next()) >= len;
         if len > REGION / 4 {
             // A region of its own, so that no large rest of the open one is left behind.
-            return Some(Open::new(len)?.take(len));
+            return Some(Open::new(len.checked_add(ALIGN)?)?.take(len));
         }
         if !open.as_ref().is_some_and(fits) {
             *open = Some(Open::new(REGION)?);
@@ -88,9 +92,17 @@ impl Open {
         })
     }
 
+    /// Where the next piece starts.
+    fn next(&self) -> usize {
+        match self.used.is_multiple_of(PAGE) {
+            true => self.used + ALIGN,
+            false => self.used,
+        }
+    }
+
     /// The next `len` bytes, which the caller knows to be there.
     fn take(&mut self, len: usize) -> Piece {
-        let start = self.used;
+        let start = self.next();
         self.used = (start + len).next_multiple_of(ALIGN).min(self.len);
         Piece {
             region: Arc::clone(&self.region),
@@ -113,6 +125,7 @@ mod tests {
         for (i, piece) in pieces.iter_mut().enumerate() {
             assert!(piece.as_slice().iter().all(|byte| *byte == 0));
             assert!(piece.as_slice().as_ptr().addr().is_multiple_of(ALIGN));
+            assert!(!piece.as_slice().as_ptr().addr().is_multiple_of(PAGE));
             piece.as_mut_slice().fill(i as u8 + 1);
         }
         for (i, piece) in pieces.iter().enumerate() {
