@@ -63,6 +63,7 @@ driver! {
     device_attribute = "cuDeviceGetAttribute"(out: *mut c_int, attribute: c_int, device: c_int);
     retain_context = "cuDevicePrimaryCtxRetain"(out: *mut *mut c_void, device: c_int);
     set_context = "cuCtxSetCurrent"(context: *mut c_void);
+    memory_info = "cuMemGetInfo_v2"(free: *mut usize, total: *mut usize);
     allocate = "cuMemAllocAsync"(out: *mut usize, bytes: usize, stream: Stream);
     free_in_order = "cuMemFreeAsync"(address: usize, stream: Stream);
     free_now = "cuMemFree_v2"(address: usize);
@@ -198,6 +199,14 @@ impl Driver {
             self.retain_context(&raw mut context, device)?;
             self.set_context(context)
         }
+    }
+
+    /// Memory of the current context's device that nobody has, processes besides this one included.
+    pub(crate) fn free_bytes(&self) -> Result<usize> {
+        let (mut free, mut total) = (0, 0);
+        // SAFETY: writes two numbers.
+        unsafe { self.memory_info(&raw mut free, &raw mut total) }?;
+        Ok(free)
     }
 
     /// Memory in stream order.

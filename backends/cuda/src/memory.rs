@@ -3,37 +3,45 @@
 //! All work of a backend is on one stream, so a block may be given out again as soon as nothing of MLX or of the host knows it:
 //! whatever used it comes before whatever uses it next, even if it is held back as yet.
 
+mod blocks;
+
 use core::ffi::c_void;
-use std::collections::{BTreeMap, BTreeSet, HashSet};
-use std::sync::{Arc, Mutex, MutexGuard};
+use core::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 
 use mlxcel_abi::Result;
-use mlxcel_backend_mlx::stream::Block;
+use mlxcel_backend_mlx::stream::{Block, Device};
 
 use crate::driver::Driver;
 use crate::queue::Queue;
+use blocks::{Blocks, Source, lock, obtain, rounded};
 
-/// Blocks that are kept for reuse are freed above this share of what is in use, or above this many bytes if that is more.
-const KEPT_BYTES: usize = 1 << 30;
+/// Bytes in use of all pools, since MLX's own figures are of the process too.
+static IN_USE: AtomicU64 = AtomicU64::new(0);
 
-/// Free blocks by size, and figures.
-#[derive(Debug, Default)]
-struct Blocks {
-    /// Lowest addresses are given out first: which they are depends on what is in use alone, not on what was before, so the same
-    /// calls find the same memory again.
-    free: BTreeMap<usize, BTreeSet<usize>>,
-    /// Blocks that were filled from the host: nothing writes to them while they are used.
-    constant: HashSet<usize>,
-    kept_bytes: usize,
-    used_bytes: usize,
-    peak_bytes: usize,
-    is_closed: bool,
+/// Bytes in use of all pools.
+pub(crate) fn bytes_in_use() -> u64 {
+    IN_USE.load(Ordering::Relaxed)
 }
+
+/// MLX beside a pool: what it counts and what it keeps.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Library {
+    /// The context of its table, which outlives the pool's use on the backend's thread.
+    pub(crate) ctx: usize,
+    /// Gives what it keeps back to the driver.
+    pub(crate) clear_cache: ClearCache,
+}
+
+/// The slot of that name.
+pub(crate) type ClearCache =
+    unsafe extern "C" fn(*mut c_void, *mut *mut mlxcel_abi::ErrorObj) -> mlxcel_abi::Status;
 
 /// The blocks of one open backend.
 #[derive(Debug)]
 pub(crate) struct Pool {
     queue: Arc<Queue>,
+    library: Library,
     device: i32,
     blocks: Mutex<Blocks>,
 }
@@ -46,52 +54,68 @@ pub(crate) struct Figures {
     pub(crate) kept: u64,
 }
 
-/// Sizes that blocks come in: so few that they are found again, at most an eighth larger than asked for.
-fn rounded(bytes: usize) -> usize {
-    let least = bytes.max(512);
-    let step = (least.next_power_of_two() / 16).max(512);
-    least.next_multiple_of(step)
+/// The device as where blocks come from, on the backend's thread.
+struct OnDevice<'a> {
+    driver: &'a Driver,
+    queue: &'a Queue,
+    library: Library,
+}
+
+impl Source for OnDevice<'_> {
+    fn check_room(&self, wanted: usize) -> Result<()> {
+        // SAFETY: the context of a backend that is open; another thread is refused.
+        unsafe { Device::from_raw(self.library.ctx as *mut c_void) }?.check_room(wanted as u64)
+    }
+
+    fn allocate(&self, bytes: usize) -> Result<usize> {
+        self.driver.allocate_bytes(bytes, self.queue.stream())
+    }
+
+    fn free(&self, address: usize) {
+        // SAFETY: nobody knows the block, and the stream orders this after its last use, which was submitted.
+        let _ = unsafe { self.driver.free(address, self.queue.stream()) };
+    }
+
+    fn submit(&self) -> bool {
+        self.queue.submit_silently()
+    }
+
+    fn make_room(&self) {
+        // SAFETY: the slot that was replaced, with its own context. What it keeps is all it can give up; an error changes nothing.
+        let _ = unsafe {
+            (self.library.clear_cache)(self.library.ctx as *mut c_void, core::ptr::null_mut())
+        };
+        self.queue.make_room();
+    }
+
+    fn free_bytes(&self) -> Option<usize> {
+        self.driver.free_bytes().ok()
+    }
 }
 
 impl Pool {
-    pub(crate) fn new(queue: Arc<Queue>, device: i32) -> Arc<Self> {
+    pub(crate) fn new(queue: Arc<Queue>, library: Library, device: i32) -> Arc<Self> {
         Arc::new(Self {
             queue,
+            library,
             device,
             blocks: Mutex::default(),
         })
     }
 
-    fn blocks(&self) -> MutexGuard<'_, Blocks> {
-        self.blocks
-            .lock()
-            .unwrap_or_else(|poisoned| poisoned.into_inner())
+    fn source<'a>(&'a self, driver: &'a Driver) -> OnDevice<'a> {
+        OnDevice {
+            driver,
+            queue: &self.queue,
+            library: self.library,
+        }
     }
 
     /// Memory that kernels submitted from now on may use.
     pub(crate) fn take(&self, driver: &Driver, bytes: usize) -> Result<(usize, usize)> {
         let size = rounded(bytes);
-        let mut blocks = self.blocks();
-        let found = blocks.free.get_mut(&size).and_then(BTreeSet::pop_first);
-        let address = match found {
-            Some(address) => {
-                blocks.kept_bytes -= size;
-                address
-            }
-            None => {
-                // Kernels that are held back cannot use what is allocated now, so it may come before them.
-                let stream = self.queue.stream();
-                match driver.allocate_bytes(size, stream) {
-                    Ok(address) => address,
-                    Err(_) => {
-                        trim(&mut blocks, driver, &self.queue, 0);
-                        driver.allocate_bytes(size, stream)?
-                    }
-                }
-            }
-        };
-        blocks.used_bytes += size;
-        blocks.peak_bytes = blocks.peak_bytes.max(blocks.used_bytes);
+        let address = obtain(&self.blocks, &self.source(driver), size)?;
+        IN_USE.fetch_add(size as u64, Ordering::Relaxed);
         Ok((address, size))
     }
 
@@ -124,8 +148,9 @@ impl Pool {
     }
 
     fn give_back(&self, address: usize, size: usize, moved: bool) {
+        IN_USE.fetch_sub(size as u64, Ordering::Relaxed);
         let Ok(driver) = Driver::get() else { return };
-        let mut blocks = self.blocks();
+        let mut blocks = lock(&self.blocks);
         blocks.constant.remove(&address);
         blocks.used_bytes = blocks.used_bytes.saturating_sub(size);
         if moved {
@@ -139,39 +164,44 @@ impl Pool {
             let _ = unsafe { driver.free(address, core::ptr::null_mut()) };
             return;
         }
-        blocks.free.entry(size).or_default().insert(address);
-        blocks.kept_bytes += size;
-        let most = KEPT_BYTES.max(blocks.used_bytes / 8);
+        let may_stay = blocks.keep(address, size);
         // Threads of MLX leave this to the next block that comes back on the backend's.
-        if blocks.kept_bytes > most && self.queue.is_here() {
-            trim(&mut blocks, driver, &self.queue, most / 2);
+        if let Some(most) = may_stay.filter(|_| self.queue.is_here()) {
+            blocks.trim(&self.source(driver), most);
         }
     }
 
     /// Notes that a block's contents come from the host and stay.
     pub(crate) fn set_constant(&self, address: usize) {
-        self.blocks().constant.insert(address);
+        lock(&self.blocks).constant.insert(address);
     }
 
     /// Whether a block begins here whose contents come from the host.
     pub(crate) fn is_constant(&self, address: usize) -> bool {
-        self.blocks().constant.contains(&address)
+        lock(&self.blocks).constant.contains(&address)
     }
 
     /// Frees what is kept.
     pub(crate) fn clear(&self, driver: &Driver) {
-        trim(&mut self.blocks(), driver, &self.queue, 0);
+        lock(&self.blocks).trim(&self.source(driver), 0);
+    }
+
+    /// Frees all that this pool, MLX and step programs keep without using it, after a failure for want of memory.
+    pub(crate) fn make_room(&self, driver: &Driver) {
+        let source = self.source(driver);
+        source.make_room();
+        lock(&self.blocks).trim(&source, 0);
     }
 
     /// Frees what is kept, and from now on what comes back; the stream is done and will not be used any more.
     pub(crate) fn close(&self, driver: &Driver) {
-        let mut blocks = self.blocks();
-        trim(&mut blocks, driver, &self.queue, 0);
+        let mut blocks = lock(&self.blocks);
+        blocks.trim(&self.source(driver), 0);
         blocks.is_closed = true;
     }
 
     pub(crate) fn figures(&self) -> Figures {
-        let blocks = self.blocks();
+        let blocks = lock(&self.blocks);
         Figures {
             used: blocks.used_bytes as u64,
             peak: blocks.peak_bytes as u64,
@@ -181,31 +211,8 @@ impl Pool {
 
     /// Starts a new measurement of the peak.
     pub(crate) fn reset_peak(&self) {
-        let mut blocks = self.blocks();
+        let mut blocks = lock(&self.blocks);
         blocks.peak_bytes = blocks.used_bytes;
-    }
-}
-
-/// Frees kept blocks, largest first, until at most `most` bytes are kept.
-fn trim(blocks: &mut Blocks, driver: &Driver, queue: &Queue, most: usize) {
-    if blocks.kept_bytes <= most || !queue.submit_silently() {
-        return;
-    }
-    while blocks.kept_bytes > most {
-        let Some(mut entry) = blocks.free.last_entry() else {
-            return;
-        };
-        let size = *entry.key();
-        match entry.get_mut().pop_last() {
-            Some(address) => {
-                blocks.kept_bytes -= size;
-                // SAFETY: nobody knows the block, and the stream orders this after its last use, which was submitted.
-                let _ = unsafe { driver.free(address, queue.stream()) };
-            }
-            None => {
-                entry.remove();
-            }
-        }
     }
 }
 
@@ -220,21 +227,3 @@ unsafe extern "C" fn release(owner: *mut c_void, address: *mut c_void, size: usi
 /// # Safety
 /// Uses nothing of what it is given.
 unsafe extern "C" fn keep(_: *mut c_void, _: *mut c_void, _: usize, _: bool) {}
-
-#[cfg(test)]
-mod tests {
-    use super::rounded;
-
-    #[test]
-    fn sizes_are_few_and_hardly_larger() {
-        assert_eq!((rounded(0), rounded(1), rounded(513)), (512, 512, 1024));
-        for bytes in [1 << 20, (1 << 20) + 1, 123_456_789, 4 << 30] {
-            let size = rounded(bytes);
-            assert!(
-                size >= bytes && size <= bytes + bytes / 8 + 512,
-                "{bytes}: {size}"
-            );
-            assert_eq!(rounded(size), size);
-        }
-    }
-}

@@ -7,191 +7,50 @@
 //! they go on as a program does, and submitted with it once it is whole. What goes on otherwise is submitted launch by launch,
 //! in order, so the effects are those of the launches in either case.
 
+mod bounds;
+mod tape;
+
 use std::collections::VecDeque;
 
-use mlxcel_abi::{AbiError, Result};
+use mlxcel_abi::{AbiError, Result, status};
 
-use crate::driver::{Launch, Shape};
+use crate::driver::Launch;
+use bounds::Figures;
+pub(crate) use bounds::{Bounds, LONGEST};
+pub(crate) use tape::Tape;
 
-/// Launches of the first segment after a border, so that the device has something to do early; each further one has twice as many.
-const FIRST: usize = 16;
-/// Most launches of a segment, unless it is set otherwise.
-pub(crate) const LONGEST: usize = 64;
 /// Launches below which a program does not pay.
 const LEAST: usize = 4;
-/// Programs that are kept, and launches of all of them.
-const MOST_PROGRAMS: usize = 256;
-const MOST_NODES: usize = 8192;
-/// Segments that are remembered as seen once.
-const MOST_SEEN: usize = 1024;
 /// Programs that could not be made, one after another, after which it is not tried again.
 const MOST_FAILURES: u32 = 3;
+/// Segments for which no program is made after memory was short.
+const PAUSE: u32 = 1024;
 
 /// Who does what is asked for.
 pub(crate) trait Submitter {
     /// Submits one kernel.
     fn launch(&mut self, launch: &Launch<'_>) -> Result<()>;
-    /// Makes a program, and gives its handle.
-    fn build(&mut self, launches: &Tape) -> Result<usize>;
+    /// Makes a program.
+    fn build(&mut self, launches: &Tape) -> Result<Built>;
     /// Submits a program.
     fn replay(&mut self, program: usize) -> Result<()>;
     /// Ends a program.
     fn discard(&mut self, program: usize);
 }
 
-/// A launch without its arguments, which end where it says.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Entry {
-    function: usize,
-    shape: Shape,
-    starts_early: bool,
-    words: usize,
-    starts: usize,
-}
-
-/// Launches in order.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(crate) struct Tape {
-    /// First, because addresses differ sooner than shapes.
-    words: Vec<u64>,
-    entries: Vec<Entry>,
-    starts: Vec<u8>,
-}
-
-impl Tape {
-    fn push(&mut self, launch: &Launch<'_>) {
-        self.words.extend_from_slice(launch.words);
-        self.starts.extend_from_slice(launch.starts);
-        self.entries.push(Entry {
-            function: launch.function,
-            shape: launch.shape,
-            starts_early: launch.starts_early,
-            words: self.words.len(),
-            starts: self.starts.len(),
-        });
-    }
-
-    fn len(&self) -> usize {
-        self.entries.len()
-    }
-
-    fn clear(&mut self) {
-        self.entries.clear();
-        self.words.clear();
-        self.starts.clear();
-    }
-
-    fn get(&self, i: usize) -> Option<Launch<'_>> {
-        let entry = self.entries.get(i)?;
-        let before = i.checked_sub(1).and_then(|i| self.entries.get(i));
-        let (words, starts) = before.map_or((0, 0), |before| (before.words, before.starts));
-        Some(Launch {
-            function: entry.function,
-            shape: entry.shape,
-            starts_early: entry.starts_early,
-            words: self.words.get(words..entry.words)?,
-            starts: self.starts.get(starts..entry.starts)?,
-        })
-    }
-
-    pub(crate) fn launches(&self) -> impl Iterator<Item = Launch<'_>> {
-        (0..self.len()).filter_map(|i| self.get(i))
-    }
-
-    /// Whether launches `from..to` of both are the same; those before are.
-    fn agrees(&self, other: &Self, from: usize, to: usize) -> bool {
-        let (Some(a), Some(b)) = (self.entries.get(from..to), other.entries.get(from..to)) else {
-            return false;
-        };
-        // Where arguments end is a part of the entries, so that these are equally long.
-        let before = from.checked_sub(1).and_then(|i| self.entries.get(i));
-        let (words, starts) = before.map_or((0, 0), |before| (before.words, before.starts));
-        let (last_word, last_start) = a.last().map_or((words, starts), |e| (e.words, e.starts));
-        self.words.get(words..last_word) == other.words.get(words..last_word)
-            && a == b
-            && self.starts.get(starts..last_start) == other.starts.get(starts..last_start)
-    }
-
-    /// A number that equal tapes share, and hardly any others.
-    fn hash(&self) -> u64 {
-        /// 2^64 divided by the golden ratio.
-        const FACTOR: u64 = 0x9E37_79B9_7F4A_7C15;
-        let of_entries = self.entries.iter().flat_map(|entry| {
-            let [x, y, z] = entry.shape.grid.map(u64::from);
-            let block = u64::from(entry.shape.threads) << 32 | u64::from(entry.shape.shared_bytes);
-            let early = u64::from(entry.starts_early);
-            [entry.function as u64, x << 32 | y, z << 1 | early, block]
-        });
-        of_entries
-            .chain(self.words.iter().copied())
-            .fold(self.len() as u64, |hash, word| {
-                (hash.rotate_left(29) ^ word).wrapping_mul(FACTOR)
-            })
-    }
+/// A program that was made.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Built {
+    pub(crate) handle: usize,
+    /// Memory of the device that it took.
+    pub(crate) bytes: u64,
 }
 
 #[derive(Debug)]
 struct Program {
     tape: Tape,
-    handle: usize,
+    built: Built,
     used: u64,
-}
-
-/// What happened so far.
-#[derive(Debug, Clone, Copy, Default)]
-struct Figures {
-    /// Launches that were asked for.
-    launches: u64,
-    /// Those of them that a program submitted.
-    in_programs: u64,
-    /// Programs that were submitted.
-    replays: u64,
-    /// Programs that were made, let go of, and could not be made.
-    built: u64,
-    dropped: u64,
-    failed: u64,
-}
-
-impl core::fmt::Display for Figures {
-    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
-        let Self {
-            launches,
-            in_programs,
-            replays,
-            built,
-            dropped,
-            failed,
-        } = self;
-        write!(
-            f,
-            "step programs: {in_programs} of {launches} launches by {replays} replays; {built} made, {dropped} dropped, {failed} not possible"
-        )
-    }
-}
-
-/// Bounds of what is kept.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Bounds {
-    /// Most launches of a segment; 0 submits every launch at once.
-    pub(crate) longest: usize,
-    pub(crate) programs: usize,
-    pub(crate) nodes: usize,
-    pub(crate) seen: usize,
-}
-
-impl Bounds {
-    pub(crate) fn new(longest: usize) -> Self {
-        Self {
-            longest,
-            programs: MOST_PROGRAMS,
-            nodes: MOST_NODES,
-            seen: MOST_SEEN,
-        }
-    }
-
-    fn first(&self) -> usize {
-        FIRST.min(self.longest)
-    }
 }
 
 /// Takes launches in order and submits them, one by one or as programs.
@@ -212,6 +71,8 @@ pub(crate) struct Recorder<S> {
     seen: VecDeque<u64>,
     clock: u64,
     failures: u32,
+    /// Segments that are not made into programs, because memory was short.
+    pause: u32,
     /// Why the last program could not be made.
     refusal: Option<AbiError>,
     /// An error that the call it came up in could not report.
@@ -233,6 +94,7 @@ impl<S: Submitter> Recorder<S> {
             seen: VecDeque::new(),
             clock: 0,
             failures: 0,
+            pause: 0,
             refusal: None,
             unreported: None,
             figures: Figures::default(),
@@ -308,13 +170,33 @@ impl<S: Submitter> Recorder<S> {
 
     /// Ends all programs, and holds nothing back from now on.
     pub(crate) fn close(&mut self) {
-        self.submit_silently();
+        self.forget();
         self.bounds.longest = 0;
+    }
+
+    /// Memory of the device that programs have.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.programs
+            .iter()
+            .map(|program| program.built.bytes)
+            .sum()
+    }
+
+    /// Ends all programs; those that come again are made again.
+    pub(crate) fn forget(&mut self) {
+        self.submit_silently();
         for program in core::mem::take(&mut self.programs) {
-            self.submitter.discard(program.handle);
+            self.figures.dropped += 1;
+            self.submitter.discard(program.built.handle);
         }
         self.nodes = 0;
         self.seen.clear();
+    }
+
+    /// The same because memory is short: none are made for a while.
+    pub(crate) fn make_room(&mut self) {
+        self.forget();
+        self.pause = PAUSE;
     }
 
     fn report(&mut self) -> Result<()> {
@@ -378,26 +260,35 @@ impl<S: Submitter> Recorder<S> {
         };
         self.clock += 1;
         program.used = self.clock;
-        self.figures.replays += 1;
-        self.figures.in_programs += program.tape.len() as u64;
-        let replayed = self.submitter.replay(program.handle);
-        if replayed.is_err() {
-            self.discard(i);
+        let Err(error) = self.submitter.replay(program.built.handle) else {
+            self.figures.replays += 1;
+            self.figures.in_programs += program.tape.len() as u64;
+            return Ok(());
+        };
+        self.discard(i);
+        if error.code == status::RESOURCE_EXHAUSTED {
+            // The driver had no memory for the whole and took none of it; one by one they need less.
+            self.pause = PAUSE;
+            return self.launch_held();
         }
-        self.whole(replayed)
+        self.whole(Err(error))
     }
 
     fn discard(&mut self, i: usize) {
         let program = self.programs.swap_remove(i);
         self.nodes -= program.tape.len();
         self.figures.dropped += 1;
-        self.submitter.discard(program.handle);
+        self.submitter.discard(program.built.handle);
     }
 
     /// Notes a segment that was submitted launch by launch; the second time it becomes a program.
     fn learn(&mut self) {
         let n = self.tape.len();
         if n < LEAST || n > self.bounds.nodes || self.failures >= MOST_FAILURES {
+            return;
+        }
+        if self.pause > 0 {
+            self.pause -= 1;
             return;
         }
         let hash = self.tape.hash();
@@ -415,20 +306,24 @@ impl<S: Submitter> Recorder<S> {
             self.discard(i);
         }
         match self.submitter.build(&self.tape) {
-            Ok(handle) => {
+            Ok(built) => {
                 self.failures = 0;
                 self.figures.built += 1;
                 self.nodes += n;
                 self.clock += 1;
                 self.programs.push(Program {
                     tape: core::mem::take(&mut self.tape),
-                    handle,
+                    built,
                     used: self.clock,
                 });
             }
             // The launches themselves were submitted, and will be again.
             Err(error) => {
-                self.failures += 1;
+                if error.code == status::RESOURCE_EXHAUSTED {
+                    self.pause = PAUSE;
+                } else {
+                    self.failures += 1;
+                }
                 self.figures.failed += 1;
                 self.refusal = Some(error);
             }

@@ -5,7 +5,9 @@ use std::rc::Rc;
 use mlxcel_abi::{AbiError, status};
 use proptest::prelude::*;
 
+use super::bounds::MOST_SEEN;
 use super::*;
+use crate::driver::Shape;
 
 /// A launch as it reaches the device.
 type Effect = (usize, [u32; 3], bool, Vec<u64>, Vec<u8>);
@@ -21,6 +23,8 @@ struct Seen {
     fails_to_build: bool,
     fails_to_launch: bool,
     fails_to_replay: bool,
+    /// What fails does so for want of memory.
+    is_full: bool,
 }
 
 #[derive(Debug, Clone, Default)]
@@ -36,37 +40,47 @@ fn effect(launch: &Launch<'_>) -> Effect {
     )
 }
 
-fn failed(what: &str) -> AbiError {
-    AbiError::new(status::INTERNAL, what)
+impl Seen {
+    fn failed(&self, what: &str) -> AbiError {
+        let code = if self.is_full {
+            status::RESOURCE_EXHAUSTED
+        } else {
+            status::INTERNAL
+        };
+        AbiError::new(code, what)
+    }
 }
 
 impl Submitter for Fake {
     fn launch(&mut self, launch: &Launch<'_>) -> Result<()> {
         let mut seen = self.0.borrow_mut();
         if seen.fails_to_launch {
-            return Err(failed("launch"));
+            return Err(seen.failed("launch"));
         }
         seen.effects.push(effect(launch));
         seen.singly += 1;
         Ok(())
     }
 
-    fn build(&mut self, launches: &Tape) -> Result<usize> {
+    fn build(&mut self, launches: &Tape) -> Result<Built> {
         let mut seen = self.0.borrow_mut();
         if seen.fails_to_build {
-            return Err(failed("build"));
+            return Err(seen.failed("build"));
         }
         seen.made += 1;
         let handle = seen.made;
         let effects = launches.launches().map(|launch| effect(&launch)).collect();
         seen.programs.insert(handle, effects);
-        Ok(handle)
+        Ok(Built {
+            handle,
+            bytes: 100 * launches.len() as u64,
+        })
     }
 
     fn replay(&mut self, program: usize) -> Result<()> {
         let mut seen = self.0.borrow_mut();
         if seen.fails_to_replay {
-            return Err(failed("replay"));
+            return Err(seen.failed("replay"));
         }
         let effects = seen.programs.get(&program).cloned();
         seen.effects
@@ -259,6 +273,92 @@ fn where_no_program_can_be_made_it_is_given_up_soon() {
         recorder.summary(),
         "step programs: 0 of 160 launches by 0 replays; 0 made, 0 dropped, 3 not possible: build"
     );
+}
+
+#[test]
+fn a_program_that_finds_no_memory_is_submitted_launch_by_launch() {
+    let (mut recorder, seen) = recorder(Bounds::new(64));
+    step(&mut recorder, 0..8);
+    step(&mut recorder, 0..8);
+    seen.borrow_mut().fails_to_replay = true;
+    seen.borrow_mut().is_full = true;
+    step(&mut recorder, 0..8);
+    assert_eq!((seen.borrow().singly, seen.borrow().replays), (24, 0));
+    assert!(seen.borrow().programs.is_empty() && recorder.bytes() == 0);
+    assert_eq!(seen.borrow().effects[..8], seen.borrow().effects[16..]);
+    // A part of it as well, which a border cuts off.
+    seen.borrow_mut().fails_to_replay = false;
+    recorder.pause = 0;
+    step(&mut recorder, 0..6);
+    step(&mut recorder, 0..6);
+    seen.borrow_mut().fails_to_replay = true;
+    let before = seen.borrow().effects.len();
+    step(&mut recorder, 0..6);
+    assert_eq!(seen.borrow().effects.len(), before + 6);
+    // Where there is not even memory for one launch, it is the call's error.
+    seen.borrow_mut().fails_to_launch = true;
+    assert_eq!(
+        push(&mut recorder, 0).unwrap_err().code,
+        status::RESOURCE_EXHAUSTED
+    );
+}
+
+#[test]
+fn want_of_memory_puts_programs_off_and_does_not_end_them() {
+    let (mut recorder, seen) = recorder(Bounds::new(64));
+    seen.borrow_mut().fails_to_build = true;
+    seen.borrow_mut().is_full = true;
+    for _ in 0..2 {
+        step(&mut recorder, 0..8);
+    }
+    assert_eq!((recorder.figures.failed, recorder.failures), (1, 0));
+    for _ in 0..PAUSE {
+        step(&mut recorder, 0..8);
+    }
+    assert_eq!(recorder.figures.failed, 1, "not tried meanwhile");
+    seen.borrow_mut().fails_to_build = false;
+    for _ in 0..3 {
+        step(&mut recorder, 0..8);
+    }
+    assert_eq!((seen.borrow().made, seen.borrow().replays), (1, 1));
+}
+
+#[test]
+fn making_room_submits_what_is_held_and_lets_go_of_all_programs() {
+    let (mut recorder, seen) = recorder(Bounds::new(64));
+    step(&mut recorder, 0..8);
+    step(&mut recorder, 0..8);
+    assert_eq!(recorder.bytes(), 800);
+    for id in 0..5 {
+        push(&mut recorder, id).unwrap();
+    }
+    recorder.make_room();
+    assert_eq!((seen.borrow().effects.len(), recorder.bytes()), (21, 0));
+    assert!(seen.borrow().programs.is_empty());
+    step(&mut recorder, 5..8);
+    step(&mut recorder, 0..8);
+    step(&mut recorder, 0..8);
+    assert_eq!((seen.borrow().made, seen.borrow().effects.len()), (1, 40));
+    // Forgotten without need, they are made again at once.
+    recorder.pause = 0;
+    recorder.forget();
+    step(&mut recorder, 0..8);
+    step(&mut recorder, 0..8);
+    assert_eq!(seen.borrow().made, 2);
+}
+
+#[test]
+fn what_cannot_be_submitted_to_make_room_is_told_by_the_next_call() {
+    let (mut recorder, seen) = recorder(Bounds::new(64));
+    step(&mut recorder, 0..8);
+    step(&mut recorder, 0..8);
+    push(&mut recorder, 0).unwrap();
+    seen.borrow_mut().fails_to_launch = true;
+    recorder.make_room();
+    assert!(seen.borrow().programs.is_empty());
+    seen.borrow_mut().fails_to_launch = false;
+    assert_eq!(push(&mut recorder, 1).unwrap_err().message, "launch");
+    push(&mut recorder, 1).unwrap();
 }
 
 #[test]

@@ -10,7 +10,7 @@ use std::thread::ThreadId;
 use mlxcel_abi::{AbiError, Result};
 
 use crate::driver::{Arguments, Driver, Function, Graph, Launch, Shape, Stream};
-use crate::programs::{Bounds, LONGEST, Recorder, Submitter, Tape};
+use crate::programs::{Bounds, Built, LONGEST, Recorder, Submitter, Tape};
 
 /// Sets the longest program, or 0 for none.
 const VARIABLE: &str = "MLXCEL_CUDA_PROGRAMS";
@@ -31,14 +31,20 @@ impl Submitter for OnStream {
         unsafe { self.driver.launch(launch, self.stream as Stream) }
     }
 
-    fn build(&mut self, launches: &Tape) -> Result<usize> {
+    fn build(&mut self, launches: &Tape) -> Result<Built> {
         if self.side == 0 {
             self.side = self.driver.side_stream()? as usize;
         }
         let (side, stream) = (self.side as Stream, self.stream as Stream);
+        let before = self.driver.free_bytes()?;
         // SAFETY: it is only replayed in place of these same launches.
         let graph = unsafe { self.driver.graph(launches.launches(), side, stream) }?;
-        Ok(graph as usize)
+        // The driver does not tell what a graph takes. Others on the device may make this too large or too small.
+        let after = self.driver.free_bytes().unwrap_or(before);
+        Ok(Built {
+            handle: graph as usize,
+            bytes: before.saturating_sub(after) as u64,
+        })
     }
 
     fn replay(&mut self, program: usize) -> Result<()> {
@@ -159,6 +165,23 @@ impl Queue {
     /// How many launches programs took over, for the log.
     pub(crate) fn summary(&self) -> String {
         self.recorder().summary()
+    }
+
+    /// Memory of the device that programs have, as far as it is known.
+    pub(crate) fn program_bytes(&self) -> u64 {
+        self.recorder().bytes()
+    }
+
+    /// Ends all programs.
+    pub(crate) fn forget_programs(&self) {
+        self.recorder().forget();
+    }
+
+    /// Gives memory of the device back for something else: ends all programs, and waits for what was added.
+    pub(crate) fn make_room(&self) {
+        self.recorder().make_room();
+        // Freed blocks can be had again when what used them is done; an error is found again by the next kernel.
+        let _ = self.driver.synchronize(self.stream());
     }
 
     /// Adds a kernel.

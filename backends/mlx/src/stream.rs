@@ -76,6 +76,18 @@ pub struct Device<'a> {
 
 thread_local! {
     static HELD: Cell<Option<fn()>> = const { Cell::new(None) };
+    static LENT: Cell<Option<fn() -> u64>> = const { Cell::new(None) };
+}
+
+/// For a backend whose arrays are over memory of its own: `bytes` says on this thread how much of it is in use, which counts against
+/// the limit of memory too.
+pub fn set_lent(bytes: Option<fn() -> u64>) {
+    LENT.set(bytes);
+}
+
+/// What [`set_lent`] was told of is in use; 0 where there is nothing.
+pub(crate) fn lent_bytes() -> u64 {
+    LENT.get().map_or(0, |bytes| bytes())
 }
 
 /// For a backend that holds launches back: `submit` is called on this thread before MLX submits work or waits for it, since what
@@ -170,7 +182,7 @@ impl<'a> Device<'a> {
         ffi::let_go_when_done().map_err(|error| Fault::from(error).named("hold"))
     }
 
-    /// Whether MLX's memory in use is within the limit, with `wanted` more bytes.
+    /// Whether memory in use, what was lent included, is within the limit with `wanted` more bytes.
     pub fn check_room(&self, wanted: u64) -> Result<()> {
         check_room(self.context, wanted).map_err(|fault| fault.named("memory"))
     }

@@ -33,7 +33,7 @@ use mlxcel_backend_mlx::stream::{self, Device};
 
 use crate::driver::{Arguments, Driver, Shape, Stream};
 use crate::kernels::{Kernels, Text};
-use crate::memory::Pool;
+use crate::memory::{self, Library, Pool};
 use crate::queue::{self, Queue};
 use pending::Pending;
 
@@ -84,6 +84,8 @@ pub(crate) struct State {
     pending: Pending,
     /// Frequencies of rotary embeddings by dimensions and base.
     frequencies: HashMap<(u32, u32), usize>,
+    /// Tensors that the call under way has made: where it fails nobody else has them.
+    made: RefCell<Vec<Tensor>>,
 }
 
 thread_local! {
@@ -100,12 +102,20 @@ fn install(table: &mut BackendOps, _settings: &mlxcel_backend_mlx::KernelSetting
         return Ok(());
     }
     driver.use_device(device)?;
+    let processors = driver.attribute(ATTRIBUTE_PROCESSORS, device)?.max(1) as u32;
+    let shared_bytes = driver.attribute(ATTRIBUTE_SHARED_BYTES, device)?;
     let queue = Queue::open(driver, stream::stream()? as Stream)?;
-    stream::set_held(Some(queue::submit_held));
-    let pool = Pool::new(Arc::clone(&queue), device);
+    let library = Library {
+        ctx: table.ctx as usize,
+        clear_cache: table.clear_cache,
+    };
+    let pool = Pool::new(Arc::clone(&queue), library, device);
     let (counters, bytes) = pool.take(driver, COUNTERS * size_of::<u32>())?;
     // SAFETY: memory of that size.
     unsafe { queue.zero(counters, bytes) }?;
+    // Nothing fails from here on.
+    stream::set_held(Some(queue::submit_held));
+    stream::set_lent(Some(memory::bytes_in_use));
     queue::register(&queue);
     let state = State {
         ctx: table.ctx as usize,
@@ -116,16 +126,16 @@ fn install(table: &mut BackendOps, _settings: &mlxcel_backend_mlx::KernelSetting
         kernels: Kernels::new(architecture),
         maps: maps::Maps::default(),
         architecture,
-        processors: driver.attribute(ATTRIBUTE_PROCESSORS, device)?.max(1) as u32,
+        processors,
         starts_early: architecture >= EARLY_START_ARCHITECTURE,
-        most_shared_bytes: (driver.attribute(ATTRIBUTE_SHARED_BYTES, device)? - FIXED_SHARED_BYTES)
-            .max(0) as u32,
+        most_shared_bytes: (shared_bytes - FIXED_SHARED_BYTES).max(0) as u32,
         scratch: (0, 0),
         expanded: (0, 0),
         kept: vec![(counters, bytes)],
         counters,
         pending: Pending::Nothing,
         frequencies: HashMap::new(),
+        made: RefCell::default(),
     };
     STATES.with_borrow_mut(|states| states.push(state));
     transfer::install(table);
@@ -171,14 +181,21 @@ fn log_summary(ctx: *mut c_void) {
 impl State {
     /// Where an input is. Memory of MLX's is kept until the kernels of this step are done.
     fn input(&self, device: &Device<'_>, t: Tensor) -> Result<View> {
-        let (view, is_foreign) = device.view(t)?;
+        let (view, is_foreign) = match device.view(t) {
+            Err(error) if error.code == status::RESOURCE_EXHAUSTED => {
+                // MLX leaves what it could not compute as it was, so it may be tried again with what this pool kept.
+                self.pool.make_room(self.driver);
+                device.view(t)?
+            }
+            seen => seen?,
+        };
         if is_foreign {
             device.hold(t)?;
         }
         Ok(view)
     }
 
-    /// A new tensor that a kernel fills.
+    /// A new tensor that a kernel fills. It is the caller's once the call under way is done.
     fn output(&self, device: &Device<'_>, dtype: DType, shape: &[i64]) -> Result<(Tensor, usize)> {
         let elements = shape
             .iter()
@@ -187,11 +204,25 @@ impl State {
         let bytes = bytes.ok_or_else(|| {
             AbiError::invalid(format!("a tensor of shape {shape:?} is not possible"))
         })?;
-        if bytes >= 1 << 16 {
-            device.check_room(self.pool.figures().used + bytes as u64)?;
-        }
         let block = self.pool.lend(self.driver, bytes)?;
-        Ok((device.wrap(&block, dtype, shape)?, block.address))
+        let t = device.wrap(&block, dtype, shape)?;
+        self.made.borrow_mut().push(t);
+        Ok((t, block.address))
+    }
+
+    /// Leaves nothing of a call that failed: neither what it made nor what was to go with it.
+    fn abandon(&mut self, device: &Device<'_>, error: &AbiError) {
+        // What waits is of calls that succeeded. An error of it comes after that of this call, which is told of.
+        let _ = self.flush(device);
+        for t in self.made.take() {
+            // Those that the kernel gave back itself are stale by now.
+            let _ = device.release(t);
+        }
+        if error.code == status::RESOURCE_EXHAUSTED {
+            // Arrays of MLX that kernels of the failed step were to read.
+            let _ = device.let_go_when_done();
+            self.pool.make_room(self.driver);
+        }
     }
 
     /// Memory for partial sums, used by one launch after another.
@@ -288,20 +319,41 @@ unsafe fn attempt(
             fallback = Some(Rc::clone(&state.mlx));
             // SAFETY: the slot's contract.
             let device = unsafe { Device::from_raw(ctx) }?;
-            if !joins {
-                state.flush(&device)?;
+            state.made.get_mut().clear();
+            let flushed = if joins { Ok(()) } else { state.flush(&device) };
+            let outcome = flushed.and_then(|()| kernel(device, state));
+            match &outcome {
+                Ok(Outcome::Done) => {}
+                Ok(Outcome::Pass) => {
+                    for t in state.made.take() {
+                        let _ = device.release(t);
+                    }
+                }
+                Err(error) => state.abandon(&device, error),
             }
-            kernel(device, state)
+            outcome
         })
     });
     match (outcome, fallback) {
         (Ok(Outcome::Done), _) => Ok(status::OK),
         // SAFETY: the slot's contract.
-        (Err(error), _) if error.code == status::INTERNAL => Ok(unsafe { report(err, error) }),
+        (Err(error), _) if !is_of_the_call(&error) => Ok(unsafe { report(err, error) }),
         // Anything else that is wrong with a call is for the replaced slot to say.
         (_, Some(mlx)) => Err(mlx),
         (_, None) => Err(Rc::new(mlxcel_backend_mlx::plain_table())),
     }
+}
+
+/// Whether an error says that the call is wrong, which the replaced slot says better. Others, such as memory that is used up, are
+/// told as they are: kernels that waited may be lost with them, so that nothing else may take their place.
+fn is_of_the_call(error: &AbiError) -> bool {
+    matches!(
+        error.code,
+        status::INVALID_ARGUMENT
+            | status::NOT_FOUND
+            | status::FAILED_PRECONDITION
+            | status::UNIMPLEMENTED
+    )
 }
 
 /// A slot that tries a kernel with one result and falls back to the slot it replaces. `join slot` leaves what is pending to the
@@ -359,4 +411,23 @@ fn is_plain(view: &View, alignment: usize) -> bool {
 /// A number that kernels take in 32 bits, or none.
 fn small(value: i64) -> Option<i32> {
     i32::try_from(value).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_is_wrong_with_a_call_is_left_to_the_replaced_slot() {
+        for code in [
+            status::RESOURCE_EXHAUSTED,
+            status::INTERNAL,
+            status::UNAVAILABLE,
+        ] {
+            assert!(!is_of_the_call(&AbiError::new(code, "")), "{code}");
+        }
+        for error in [AbiError::invalid(""), AbiError::unimplemented("")] {
+            assert!(is_of_the_call(&error));
+        }
+    }
 }

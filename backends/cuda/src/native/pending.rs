@@ -134,12 +134,9 @@ impl State {
 
     /// Submits what waits.
     pub(super) fn flush(&mut self, device: &Device<'_>) -> Result<()> {
-        let held = match core::mem::take(&mut self.pending) {
+        let (submitted, held) = match core::mem::take(&mut self.pending) {
             Pending::Nothing => return Ok(()),
-            Pending::Products(products) => {
-                self.submit_products(&products)?;
-                products.held
-            }
+            Pending::Products(products) => (self.submit_products(&products), products.held),
             Pending::Sum(sum) => {
                 let arguments = Arguments::new()
                     .wide(sum.a)
@@ -150,17 +147,19 @@ impl State {
                     .int(0);
                 let shape = pairs(sum.pairs);
                 // SAFETY: three arrays of so many pairs, which are held.
-                unsafe { self.launch(Text::Rows, sum.dtype, "combine", &shape, 0, arguments) }?;
-                sum.held
+                let submitted =
+                    unsafe { self.launch(Text::Rows, sum.dtype, "combine", &shape, 0, arguments) };
+                (submitted, sum.held)
             }
             Pending::Rotations(rotations) => {
-                for item in &rotations.items {
-                    self.submit_rotation(&rotations.turn, item)?;
-                }
-                rotations.held
+                let mut items = rotations.items.iter();
+                let submitted =
+                    items.try_for_each(|item| self.submit_rotation(&rotations.turn, item));
+                (submitted, rotations.held)
             }
         };
-        let_go(device, &held)
+        // References go back whatever happened.
+        let_go(device, &held).and(submitted)
     }
 
     /// Puts a product off; `made` is the result and its memory.
@@ -236,8 +235,9 @@ impl State {
         };
         let x = (products.x, products.rows, products.dtype);
         let gated = Some((out, kind));
-        self.submit_around(products.way, x, &products.items, gated, Around::default())?;
-        let_go(device, &products.held)?;
+        let submitted =
+            self.submit_around(products.way, x, &products.items, gated, Around::default());
+        let_go(device, &products.held).and(submitted)?;
         Ok(true)
     }
 
@@ -334,8 +334,8 @@ impl State {
             k: k.x,
             ..*to
         };
-        self.submit_rotations(&turn, [q.heads, k.heads], [q.out, k.out], &to)?;
-        let_go(device, &waiting.held)?;
+        let submitted = self.submit_rotations(&turn, [q.heads, k.heads], [q.out, k.out], &to);
+        let_go(device, &waiting.held).and(submitted)?;
         Ok(true)
     }
 

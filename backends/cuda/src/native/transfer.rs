@@ -4,7 +4,7 @@ use core::ffi::c_void;
 
 use mlxcel_abi::ops::BackendOps;
 use mlxcel_abi::ops_args::{FromHostArgs, MemoryInfo, MemoryLimits};
-use mlxcel_abi::{DType, ErrorObj, Result, Status, Tensor, status};
+use mlxcel_abi::{AbiError, DType, ErrorObj, Result, Status, Tensor, status};
 use mlxcel_backend_mlx::stream::Device;
 
 use super::{Outcome, State, attempt, slot};
@@ -41,11 +41,7 @@ fn upload(device: Device<'_>, state: &mut State, args: &FromHostArgs) -> Result<
     }
     let (t, address) = state.output(&device, args.dtype, shape)?;
     // SAFETY: the slot's contract: `byte_len` readable bytes; the block has as many.
-    let copied = unsafe { state.queue.upload(address, args.data, args.byte_len) };
-    if let Err(error) = copied {
-        device.release(t)?;
-        return Err(error);
-    }
+    unsafe { state.queue.upload(address, args.data, args.byte_len) }?;
     state.pool.set_constant(address);
     if let Some(release) = args.release {
         // SAFETY: the slot's contract: called once, since this succeeds.
@@ -86,15 +82,36 @@ fn submit(device: &Device<'_>, state: &State, ts: *const Tensor, n: usize) -> Re
         return Ok(Outcome::Pass);
     }
     state.queue.submit()?;
-    // SAFETY: a slot of this backend's own table, called on its thread, with the caller's handles.
-    let code =
-        unsafe { (state.mlx.async_eval)(state.ctx as *mut c_void, ts, n, core::ptr::null_mut()) };
-    if code != status::OK {
-        // It fails again where the error can be reported.
+    let mut evaluated = evaluate(state, ts, n);
+    if is_exhausted(&evaluated) {
+        // MLX leaves what it could not compute as it was, so it may be tried again with what this pool kept.
+        state.pool.make_room(state.driver);
+        evaluated = evaluate(state, ts, n);
+    }
+    if is_exhausted(&evaluated) {
+        return evaluated.map(|()| Outcome::Done);
+    }
+    if evaluated.is_err() {
+        // It fails again where the error is told by the name of the slot.
         return Ok(Outcome::Pass);
     }
     device.let_go_when_done()?;
     Ok(Outcome::Done)
+}
+
+fn evaluate(state: &State, ts: *const Tensor, n: usize) -> Result<()> {
+    let mut error = core::ptr::null_mut();
+    // SAFETY: a slot of this backend's own table, called on its thread, with the caller's handles.
+    let code = unsafe { (state.mlx.async_eval)(state.ctx as *mut c_void, ts, n, &raw mut error) };
+    if code == status::OK {
+        return Ok(());
+    }
+    // SAFETY: what the slot left.
+    Err(unsafe { AbiError::from_raw(code, error) })
+}
+
+fn is_exhausted(done: &Result<()>) -> bool {
+    matches!(done, Err(error) if error.code == status::RESOURCE_EXHAUSTED)
 }
 
 unsafe extern "C" fn eval(
@@ -167,7 +184,7 @@ unsafe extern "C" fn memory(
             if (*out).struct_size >= core::mem::offset_of!(MemoryInfo, limit_bytes) {
                 (*out).active_bytes += figures.used;
                 (*out).peak_bytes += figures.peak;
-                (*out).cache_bytes += figures.kept;
+                (*out).cache_bytes += figures.kept + state.queue.program_bytes();
             }
         }
     });
@@ -194,7 +211,11 @@ unsafe extern "C" fn set_memory_limits(
 }
 
 unsafe extern "C" fn clear_cache(ctx: *mut c_void, err: *mut *mut ErrorObj) -> Status {
-    with_state(ctx, |state| state.pool.clear(state.driver));
+    with_state(ctx, |state| {
+        // Whoever clears what is kept has moved memory, which programs know by address.
+        state.queue.forget_programs();
+        state.pool.clear(state.driver);
+    });
     // SAFETY: forwarded to the caller.
     unsafe { (replaced(ctx).clear_cache)(ctx, err) }
 }

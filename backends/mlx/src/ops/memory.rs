@@ -12,6 +12,7 @@ use crate::context::Context;
 use crate::device::DeviceKind;
 use crate::fault::Fault;
 use crate::slot::{check_out, plain_slots};
+use crate::stream::lent_bytes;
 
 /// Value of a limit that stays as it is.
 const KEEP: u64 = u64::MAX;
@@ -83,7 +84,7 @@ pub(crate) fn apply(total: u64, limit: u64, cache_limit: u64) -> Result<()> {
 /// reuse go first.
 pub(crate) fn check_room(context: &Context, wanted: u64) -> Result<()> {
     let over = |figures: &MemoryFigures| {
-        figures.limit > 0 && figures.active.saturating_add(wanted) > figures.limit
+        figures.limit > 0 && used_bytes(figures).saturating_add(wanted) > figures.limit
     };
     let figures = bridge::memory_figures()?;
     if !over(&figures) {
@@ -99,8 +100,14 @@ pub(crate) fn check_room(context: &Context, wanted: u64) -> Result<()> {
         status::RESOURCE_EXHAUSTED,
         format!(
             "{} bytes are in use by {live} tensors and {wanted} more are needed, the limit is {}: release tensors or raise the limit",
-            figures.active, figures.limit
+            used_bytes(&figures),
+            figures.limit
         ),
     )
     .into())
+}
+
+/// MLX's own figure, and what a backend lends to its arrays.
+fn used_bytes(figures: &MemoryFigures) -> u64 {
+    figures.active.saturating_add(lent_bytes())
 }
