@@ -133,9 +133,12 @@ impl Connection {
         }
     }
 
-    /// Reads a whole response.
+    /// Reads a whole response, past interim ones.
     pub fn response(&mut self) -> Response {
         let mut response = self.head();
+        while response.status == 100 {
+            response = self.head();
+        }
         let length = response
             .header("content-length")
             .and_then(|text| text.parse::<usize>().ok());

@@ -4,12 +4,17 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
+use super::crowd::Crowd;
 use super::error::{ApiError, Kind};
+use super::listen::within_open_files;
 use super::metrics::Metrics;
 use super::options::ServerOptions;
 use super::room::{NoPlace, Place, Room};
 use super::served::Served;
 use super::slots::Slots;
+
+/// For a new connection to say something before it may have to go for another.
+const GRACE: Duration = Duration::from_millis(50);
 
 /// What is counted. Apart from the rest, so that the engine's thread never holds its own handle.
 #[derive(Debug)]
@@ -27,7 +32,7 @@ pub struct App {
     /// What the engine's thread writes too.
     pub watched: Arc<Watched>,
     /// Open connections.
-    pub connections: AtomicUsize,
+    pub crowd: Arc<Crowd>,
     /// When the process started, in seconds of Unix time.
     pub started_s: u64,
     served: OnceLock<Arc<Served>>,
@@ -67,7 +72,10 @@ impl App {
                 metrics: Metrics::default(),
                 slots: Slots::new(options.limits.parallel),
             }),
-            connections: AtomicUsize::new(0),
+            crowd: Arc::new(Crowd::new(
+                within_open_files(options.limits.connections),
+                GRACE,
+            )),
             started_s,
             served: OnceLock::new(),
             room: Room::new(places, options.limits.per_key),
@@ -139,21 +147,28 @@ impl App {
                 ApiError::unavailable("engine_poisoned", message, None)
             }
             Condition::Dead => {
-                ApiError::unavailable("engine_stopped", "the engine has stopped", None)
+                let ranks = self
+                    .served
+                    .get()
+                    .and_then(|served| served.engine.ranks_ended());
+                match ranks {
+                    Some(error) => error.into(),
+                    None => ApiError::unavailable("engine_stopped", "the engine has stopped", None),
+                }
             }
             _ => ApiError::new(Kind::Internal, "the engine gave the answer up"),
         }
     }
 
-    /// Places for so many answers, or a refusal at once.
-    pub fn admit(&self, tenant: &str, answers: usize) -> Result<Vec<Place>, ApiError> {
+    /// Places for so many answers, which a field asks for, or a refusal at once.
+    pub fn admit(&self, tenant: &str, answers: usize, field: &str) -> Result<Vec<Place>, ApiError> {
         self.check_condition()?;
         if answers > self.room.most() {
             let message = format!(
-                "the request asks for {answers} answers, at most {} are possible",
+                "{field} asks for {answers} answers at a time, at most {} are possible",
                 self.room.most()
             );
-            return Err(ApiError::new(Kind::Invalid, message).with_param("n"));
+            return Err(ApiError::new(Kind::Invalid, message).with_param(field));
         }
         self.room.take(tenant, answers).map_err(|no_place| {
             self.watched.metrics.refused();
@@ -210,6 +225,13 @@ impl App {
             Condition::Stuck(_) | Condition::Dead => Err(self.engine_error()),
             _ => Ok(()),
         }
+    }
+}
+
+impl Live {
+    /// What it is counted by.
+    pub fn app(&self) -> &Arc<App> {
+        &self.0
     }
 }
 

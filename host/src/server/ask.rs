@@ -17,12 +17,15 @@ use super::auth::Tenant;
 use super::error::{ApiError, Dialect, Kind};
 use super::fields::Fields;
 use super::generation::{Generation, Output, Plan};
-use super::sampling_fields::sampling;
+use super::sampling_fields::{check, sampling};
 use super::served::Served;
 use super::sse::{Encoder, stream};
 
 /// Bounds of the priority in both directions.
 const MAX_PRIORITY: i64 = 100;
+
+/// Names of the number of answers.
+const ANSWERS: [&str; 2] = ["n", "n_cmpl"];
 
 /// Most answers to one prompt.
 const MAX_ANSWERS: i64 = 128;
@@ -37,6 +40,8 @@ pub struct Settings {
     pub sampling: SamplingParams,
     /// Answers to each prompt.
     pub answers: usize,
+    /// The name under which they were asked for.
+    pub answers_name: &'static str,
     /// Texts that end an answer, as given.
     pub stops: Vec<String>,
     /// Whether to stream.
@@ -69,10 +74,8 @@ impl Settings {
         if ignore_eos {
             sampling.forbid(served.text.eos.ids());
         }
-        sampling.validate(served.facts.vocab_size)?;
-        let answers = fields
-            .integer_in(&["n", "n_cmpl"], 1, MAX_ANSWERS)?
-            .unwrap_or(1) as usize;
+        check(&sampling, served.facts.vocab_size, fields)?;
+        let answers = fields.integer_in(&ANSWERS, 1, MAX_ANSWERS)?.unwrap_or(1) as usize;
         let ping = match fields.integer_in(&["sse_ping_interval"], -1, i64::from(i32::MAX))? {
             None => app.options.limits.ping,
             Some(seconds) => u64::try_from(seconds)
@@ -82,6 +85,7 @@ impl Settings {
         let settings = Self {
             sampling,
             answers,
+            answers_name: fields.spelling(&ANSWERS),
             stops: fields.texts("stop")?.unwrap_or_default(),
             is_stream: fields.boolean("stream")?.unwrap_or(false),
             ignore_eos,
@@ -113,6 +117,7 @@ impl Settings {
         Ok(Plan {
             prompts: Vec::new(),
             answers: self.answers,
+            answers_name: self.answers_name,
             sampling: self.sampling.clone(),
             max_tokens,
             stops: StopMatcher::new(self.stops.iter().cloned(), StopText::Exclude)?,
@@ -215,27 +220,33 @@ pub async fn blocking<T: Send + 'static>(
     }
 }
 
-/// Takes places in the queue, makes the prompts, and starts.
+/// Takes places in the queue, makes the prompts of a field, and starts.
 pub async fn start(
     app: &Arc<App>,
     served: &Arc<Served>,
     mut plan: Plan,
-    prompt_count: usize,
+    (name, prompt_count): (&'static str, usize),
     prompts: impl FnOnce(&Served) -> Result<Vec<Vec<u32>>, ApiError> + Send + 'static,
 ) -> Result<(Generation, Plan), ApiError> {
-    let permits = app.admit(&plan.namespace, prompt_count * plan.answers)?;
+    let field = match plan.answers {
+        1 => name,
+        _ => plan.answers_name,
+    };
+    let permits = app.admit(&plan.namespace, prompt_count * plan.answers, field)?;
+    // From here on the server waits for it when it ends.
+    let live = app.live();
     let own = Arc::clone(served);
     let mut sampling = plan.sampling;
     (plan.prompts, plan.sampling) = blocking(move || {
         let prompts = prompts(&own)?;
         prompts
             .iter()
-            .try_for_each(|prompt| own.check_prompt(prompt))?;
+            .try_for_each(|prompt| own.check_prompt(name, prompt))?;
         own.text.resolve(&mut sampling)?;
         Ok((prompts, sampling))
     })
     .await?;
-    let generation = Generation::start(app, served, &plan, permits)?;
+    let generation = Generation::start(served, &plan, permits, live)?;
     Ok((generation, plan))
 }
 

@@ -7,13 +7,28 @@ use axum::body::{Body, HttpBody};
 use axum::extract::Request;
 use axum::http::{HeaderValue, header};
 
+use super::ask::blocking;
 use super::error::{ApiError, Kind};
 use super::fields::Fields;
 use super::options::Limits;
 
-/// The fields of a JSON body.
-pub async fn read_fields(request: Request, limits: &Limits) -> Result<Fields, ApiError> {
-    Fields::parse(&read(request, limits).await?)
+/// Bytes of a body that are read where they arrive; what is longer would keep other requests waiting.
+const INLINE_BYTES: usize = 64 << 10;
+
+/// What the fields of a JSON body say.
+pub async fn read_fields<T: Send + 'static>(
+    request: Request,
+    limits: &Limits,
+    understand: impl FnOnce(Fields) -> Result<T, ApiError> + Send + 'static,
+) -> Result<T, ApiError> {
+    let body = read(request, limits).await?;
+    let is_long = body.len() > INLINE_BYTES;
+    let work = move || understand(Fields::parse(&body)?);
+    if is_long {
+        blocking(work).await
+    } else {
+        work()
+    }
 }
 
 /// The bytes of a body.

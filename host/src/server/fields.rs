@@ -2,6 +2,9 @@
 //!
 //! Every dialect takes what it knows; [`Fields::finish`] refuses what is left. A null counts as absent.
 
+use std::fmt;
+
+use serde::de::{Deserialize, Deserializer, MapAccess, SeqAccess, Visitor};
 use serde_json::{Map, Value};
 
 use super::error::{ApiError, Kind};
@@ -11,16 +14,25 @@ const WHOLE: &str = "a whole number";
 
 /// A JSON object that is being read.
 #[derive(Debug)]
-pub struct Fields(Map<String, Value>);
+pub struct Fields {
+    map: Map<String, Value>,
+    /// In front of names in errors: where the object is.
+    place: String,
+    /// Names under which settings of several names were given.
+    spelled: Vec<&'static str>,
+}
 
 impl Fields {
     /// Reads a body, which has to be an object.
     pub fn parse(body: &[u8]) -> Result<Self, ApiError> {
         match serde_json::from_slice(body) {
-            Ok(Value::Object(map)) => Ok(Self(map)),
-            Ok(other) => Err(ApiError::invalid(format!(
-                "the body is {}, expected a JSON object",
-                kind(&other)
+            Ok(Once::Object(map)) => Ok(Self::of(map, "")),
+            Ok(Once::Twice(name)) => Err(ApiError::field(
+                &name,
+                format!("the body has {name:?} twice, expected it once"),
+            )),
+            Ok(Once::Other(kind)) => Err(ApiError::invalid(format!(
+                "the body is {kind}, expected a JSON object"
             ))),
             Err(error) => Err(ApiError::invalid(format!(
                 "the body is not valid JSON: {error}"
@@ -28,14 +40,21 @@ impl Fields {
         }
     }
 
-    /// An object inside of another field.
-    pub fn of(map: Map<String, Value>) -> Self {
-        Self(map)
+    /// An object inside of another field, whose name is put before those of its members.
+    pub fn of(map: Map<String, Value>, field: &str) -> Self {
+        Self {
+            map,
+            place: match field {
+                "" => String::new(),
+                field => format!("{field}."),
+            },
+            spelled: Vec::new(),
+        }
     }
 
     /// Takes a field as it is.
     pub fn take(&mut self, name: &str) -> Option<Value> {
-        self.0.swap_remove(name).filter(|value| !value.is_null())
+        self.map.swap_remove(name).filter(|value| !value.is_null())
     }
 
     /// Takes the first of several names of one field; two that differ are refused.
@@ -56,10 +75,22 @@ impl Fields {
                     ));
                 }
                 Some(_) => {}
-                None => found = Some((name, value)),
+                None => {
+                    self.spelled.push(name);
+                    found = Some((name, value));
+                }
             }
         }
         Ok(found)
+    }
+
+    /// The name of a setting as the request has it; the first one where it does not.
+    pub fn spelling(&self, names: &[&'static str]) -> &'static str {
+        let mut names = names.iter().copied();
+        let first = names.clone().next().unwrap_or_default();
+        names
+            .find(|name| self.spelled.contains(name))
+            .unwrap_or(first)
     }
 
     /// A number.
@@ -69,7 +100,7 @@ impl Fields {
         };
         let number = value
             .as_f64()
-            .ok_or_else(|| expected(name, "a number", &value))?;
+            .ok_or_else(|| self.wrong(name, "a number", &value))?;
         Ok(Some(number as f32))
     }
 
@@ -80,7 +111,7 @@ impl Fields {
         };
         whole(&value)
             .map(Some)
-            .ok_or_else(|| expected(name, WHOLE, &value))
+            .ok_or_else(|| self.wrong(name, WHOLE, &value))
     }
 
     /// A whole number within bounds.
@@ -90,12 +121,12 @@ impl Fields {
         low: i64,
         high: i64,
     ) -> Result<Option<i64>, ApiError> {
-        let name = names.first().copied().unwrap_or_default();
         match self.integer(names)? {
-            Some(value) if !(low..=high).contains(&value) => Err(ApiError::field(
-                name,
-                format!("{name} is {value}, expected {low} to {high}"),
-            )),
+            Some(value) if !(low..=high).contains(&value) => {
+                let name = format!("{}{}", self.place, self.spelling(names));
+                let message = format!("{name} is {value}, expected {low} to {high}");
+                Err(ApiError::field(name, message))
+            }
             value => Ok(value),
         }
     }
@@ -108,7 +139,7 @@ impl Fields {
         value
             .as_bool()
             .map(Some)
-            .ok_or_else(|| expected(name, "true or false", &value))
+            .ok_or_else(|| self.wrong(name, "true or false", &value))
     }
 
     /// A text.
@@ -116,12 +147,13 @@ impl Fields {
         match self.take(name) {
             None => Ok(None),
             Some(Value::String(text)) => Ok(Some(text)),
-            Some(value) => Err(expected(name, "a text", &value)),
+            Some(value) => Err(self.wrong(name, "a text", &value)),
         }
     }
 
     /// A text or a list of texts.
     pub fn texts(&mut self, name: &'static str) -> Result<Option<Vec<String>>, ApiError> {
+        let wanted = "a text or a list of texts";
         match self.take(name) {
             None => Ok(None),
             Some(Value::String(text)) => Ok(Some(vec![text])),
@@ -129,11 +161,16 @@ impl Fields {
                 .into_iter()
                 .map(|item| match item {
                     Value::String(text) => Ok(text),
-                    other => Err(expected(name, "a text or a list of texts", &other)),
+                    other => {
+                        let found = format!("a list with {}", kind(&other));
+                        let name = format!("{}{name}", self.place);
+                        let message = format!("{name} is {found}, expected {wanted}");
+                        Err(ApiError::field(name, message))
+                    }
                 })
                 .collect::<Result<_, _>>()
                 .map(Some),
-            Some(value) => Err(expected(name, "a text or a list of texts", &value)),
+            Some(value) => Err(self.wrong(name, wanted, &value)),
         }
     }
 
@@ -142,7 +179,7 @@ impl Fields {
         match self.take(name) {
             None => Ok(None),
             Some(Value::Object(map)) => Ok(Some(map)),
-            Some(value) => Err(expected(name, "an object", &value)),
+            Some(value) => Err(self.wrong(name, "an object", &value)),
         }
     }
 
@@ -151,21 +188,91 @@ impl Fields {
         match self.take(name) {
             None => Ok(None),
             Some(Value::Array(items)) => Ok(Some(items)),
-            Some(value) => Err(expected(name, "a list", &value)),
+            Some(value) => Err(self.wrong(name, "a list", &value)),
         }
+    }
+
+    fn wrong(&self, name: &str, wanted: &str, found: &Value) -> ApiError {
+        expected(format!("{}{name}", self.place), wanted, found)
     }
 
     /// Refuses what nobody took.
     pub fn finish(self) -> Result<(), ApiError> {
-        match self.0.into_iter().find(|(_, value)| !value.is_null()) {
+        match self.map.into_iter().find(|(_, value)| !value.is_null()) {
             None => Ok(()),
             Some((name, _)) => {
+                let name = format!("{}{name}", self.place);
                 let message = format!(
                     "unknown field {name:?}: it is not supported here and would have no effect"
                 );
                 Err(ApiError::unsupported(&name, message))
             }
         }
+    }
+}
+
+/// An object without a name that comes twice, of which only one value could be honoured; or what it is instead.
+enum Once {
+    Object(Map<String, Value>),
+    Twice(String),
+    Other(&'static str),
+}
+
+impl<'de> Deserialize<'de> for Once {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_any(OnceVisitor)
+    }
+}
+
+struct OnceVisitor;
+
+impl<'de> Visitor<'de> for OnceVisitor {
+    type Value = Once;
+
+    fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str("a JSON object")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut access: A) -> Result<Once, A::Error> {
+        let mut map = Map::new();
+        let mut twice = None;
+        while let Some((name, value)) = access.next_entry::<String, Value>()? {
+            if map.contains_key(&name) {
+                twice = Some(name);
+            } else {
+                map.insert(name, value);
+            }
+        }
+        Ok(twice.map_or(Once::Object(map), Once::Twice))
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut access: A) -> Result<Once, A::Error> {
+        while access.next_element::<Value>()?.is_some() {}
+        Ok(Once::Other(kind(&Value::Array(Vec::new()))))
+    }
+
+    fn visit_bool<E>(self, _value: bool) -> Result<Once, E> {
+        Ok(Once::Other(kind(&Value::Bool(true))))
+    }
+
+    fn visit_i64<E>(self, _value: i64) -> Result<Once, E> {
+        Ok(Once::Other(kind(&Value::from(0))))
+    }
+
+    fn visit_u64<E>(self, _value: u64) -> Result<Once, E> {
+        Ok(Once::Other(kind(&Value::from(0))))
+    }
+
+    fn visit_f64<E>(self, _value: f64) -> Result<Once, E> {
+        Ok(Once::Other(kind(&Value::from(0))))
+    }
+
+    fn visit_str<E>(self, _value: &str) -> Result<Once, E> {
+        Ok(Once::Other(kind(&Value::from(""))))
+    }
+
+    fn visit_unit<E>(self) -> Result<Once, E> {
+        Ok(Once::Other(kind(&Value::Null)))
     }
 }
 
@@ -223,6 +330,26 @@ mod tests {
             "e is true or false, expected a text"
         );
         assert!(all.finish().unwrap_err().message().contains("\"f\""));
+        let wrong = fields(r#"{"a": ["x", 1]}"#).texts("a").unwrap_err();
+        assert_eq!(
+            wrong.message(),
+            "a is a list with a number, expected a text or a list of texts"
+        );
+        let inner = || {
+            let map = fields(r#"{"a": 1}"#).map;
+            Fields::of(map, "outer")
+        };
+        assert_eq!(
+            inner().text("a").unwrap_err().message(),
+            "outer.a is a number, expected a text"
+        );
+        assert!(
+            inner()
+                .finish()
+                .unwrap_err()
+                .message()
+                .contains("\"outer.a\"")
+        );
     }
 
     #[test]
@@ -233,6 +360,15 @@ mod tests {
         );
         assert!(fields(r#"{"x": 1, "y": 2}"#).integer(&["x", "y"]).is_err());
         assert!(fields(r#"{"x": 0}"#).integer_in(&["x"], 1, 5).is_err());
+        let mut other = fields(r#"{"y": 0}"#);
+        assert_eq!(
+            other.integer_in(&["x", "y"], 1, 5).unwrap_err().message(),
+            "y is 0, expected 1 to 5"
+        );
+        assert_eq!(
+            (other.spelling(&["x", "y"]), other.spelling(&["a", "b"])),
+            ("y", "a")
+        );
         let wrong = |text: &str| {
             fields(text)
                 .integer(&["x"])
@@ -267,5 +403,16 @@ mod tests {
             assert!(Fields::parse(text.as_bytes()).is_err(), "{text:.20}");
         }
         assert!(Fields::parse(b"{\"a\": \"\xff\"}").is_err());
+        let message = |text: &str| {
+            Fields::parse(text.as_bytes())
+                .unwrap_err()
+                .message()
+                .to_owned()
+        };
+        assert_eq!(message("[1]"), "the body is a list, expected a JSON object");
+        assert_eq!(
+            message(r#"{"a": 1, "a": 2}"#),
+            "the body has \"a\" twice, expected it once"
+        );
     }
 }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use axum::extract::{MatchedPath, Request, State};
-use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, Uri, header};
+use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use tracing::Instrument;
@@ -18,6 +18,7 @@ use super::app::App;
 use super::auth::Tenant;
 use super::error::{ApiError, Dialect, render};
 use super::options::Bind;
+use super::origin::check_host_header;
 use super::status::preflight;
 
 /// Paths that need neither key nor model.
@@ -38,7 +39,7 @@ pub async fn gate(State(app): State<Arc<App>>, mut request: Request, next: Next)
         .strip_prefix(app.options.prefix.as_str())
         .unwrap_or(own_path)
         .to_owned();
-    let origin = origin(&app, request.uri(), request.headers());
+    let origin = origin(&app, &request);
     let span = tracing::info_span!("request", id = %id, method = %method);
     let outcome = match &origin {
         Err(error) => Err(error.clone()),
@@ -95,9 +96,11 @@ enum Passed {
 }
 
 /// Name and origin. The value to allow when a page sent the request.
-fn origin(app: &App, target: &Uri, headers: &HeaderMap) -> Result<Option<HeaderValue>, ApiError> {
+fn origin(app: &App, request: &Request) -> Result<Option<HeaderValue>, ApiError> {
+    let headers = request.headers();
+    check_host_header(request.version(), headers)?;
     if matches!(app.options.bind, Bind::Tcp { .. }) {
-        app.options.hosts.check(target, headers)?;
+        app.options.hosts.check(request.uri(), headers)?;
     }
     app.options.origins.check(headers)
 }

@@ -41,6 +41,8 @@ pub struct Plan {
     pub prompts: Vec<Vec<u32>>,
     /// Answers to each.
     pub answers: usize,
+    /// The name under which they were asked for.
+    pub answers_name: &'static str,
     /// How tokens are chosen.
     pub sampling: SamplingParams,
     /// Most tokens of an answer.
@@ -120,15 +122,16 @@ struct Follower {
 impl Generation {
     /// Hands the plan to the engine. There is a place for each answer.
     pub fn start(
-        app: &Arc<App>,
         served: &Served,
         plan: &Plan,
         places: Vec<Place>,
+        live: Live,
     ) -> Result<Self, ApiError> {
+        let app = Arc::clone(live.app());
         let count = plan.prompts.len() * plan.answers;
         let (sender, events) = channel(WAITING_EVENTS * count.max(1));
         let mut generation = Self {
-            app: Arc::clone(app),
+            app: Arc::clone(&app),
             events,
             choices: Vec::with_capacity(count),
             open: count,
@@ -139,7 +142,7 @@ impl Generation {
             limit: plan.limit,
             has_failed: false,
             followers: Vec::new(),
-            _live: app.live(),
+            _live: live,
         };
         generation
             .tick

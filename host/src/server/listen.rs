@@ -1,27 +1,24 @@
-//! Sockets: binding, accepting within a bound, and serving one connection.
+//! Sockets: binding, and accepting within a bound.
 
 use std::io;
 use std::path::{Path, PathBuf};
-use std::pin::pin;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use axum::Router;
-use hyper::server::conn::http1;
-use hyper_util::rt::{TokioIo, TokioTimer};
-use hyper_util::service::TowerToHyperService;
-use tokio::io::{AsyncRead, AsyncWrite};
+use rustix::process::{Resource, getrlimit};
 use tokio::net::{TcpListener, UnixListener};
-use tokio::sync::{Semaphore, watch};
-use tokio_rustls::TlsAcceptor;
+use tokio::sync::mpsc;
 
-use super::app::App;
+use super::connection::{Way, asked, serve};
+use super::crowd::{Crowd, Member};
 use super::options::Bind;
-use super::patience::Patient;
+use super::socket::Socket;
 
-/// After an error of the system, such as too many open files, for connections to end.
-const PAUSE: Duration = Duration::from_millis(100);
+/// For a connection to end, after an error of the system, such as too many open files, or while all are being answered.
+const PAUSE: Duration = Duration::from_millis(20);
+
+/// Files that are not connections: plugins, weights while they are loaded, the prefix cache on its disk.
+const OTHER_FILES: u64 = 64;
 
 /// A bound socket.
 pub enum Listener {
@@ -80,62 +77,72 @@ async fn remove_stale(path: &Path) -> io::Result<()> {
     }
 }
 
-/// Accepts connections until `closing`, then returns when all have ended.
-pub async fn accept_all(
-    listener: Listener,
-    tls: Option<TlsAcceptor>,
-    app: Arc<App>,
-    router: Router,
-    mut closing: watch::Receiver<bool>,
-) {
-    let room = Arc::new(Semaphore::new(app.options.limits.connections));
+/// Most connections of so many that were asked for: each is a file, of which the system allows a number only.
+pub fn within_open_files(wanted: usize) -> usize {
+    let Some(files) = getrlimit(Resource::Nofile).current else {
+        return wanted;
+    };
+    let most = files.saturating_sub(OTHER_FILES).max(files / 2).max(1);
+    let most = usize::try_from(most).unwrap_or(usize::MAX);
+    if most < wanted {
+        tracing::warn!(
+            "at most {most} connections are open at a time and not {wanted}: the process may have {files} open files"
+        );
+    }
+    most.min(wanted)
+}
+
+/// Accepts connections until the server closes, then returns when all have ended. Whoever connects is heard: a
+/// connection that keeps the server waiting makes room for it.
+pub async fn accept_all(listener: Listener, way: Way, crowd: Arc<Crowd>) {
+    let mut closing = way.closing.clone();
+    let way = Arc::new(way);
+    let (open, mut all_ended) = mpsc::channel::<()>(1);
     loop {
-        let permit = tokio::select! {
-            permit = Arc::clone(&room).acquire_owned() => permit,
+        let socket = tokio::select! {
+            socket = accept(&listener) => socket,
             () = asked(&mut closing) => break,
         };
-        let Ok(permit) = permit else { break };
-        let stream: io::Result<Box<dyn Io>> = tokio::select! {
-            stream = accept(&listener) => stream,
-            () = asked(&mut closing) => break,
-        };
-        let stream = match stream {
-            Ok(stream) => stream,
+        let socket = match socket {
+            Ok(socket) => socket,
             Err(error) => {
                 tracing::warn!("a connection could not be accepted: {error}");
+                // Where files are short, the next one needs that of another.
+                crowd.displace_one();
                 tokio::time::sleep(PAUSE).await;
                 continue;
             }
         };
-        let (app, router, tls, closing) = (
-            Arc::clone(&app),
-            router.clone(),
-            tls.clone(),
-            closing.clone(),
-        );
+        let member = tokio::select! {
+            member = enter(&crowd) => member,
+            () = asked(&mut closing) => break,
+        };
+        let (way, open) = (Arc::clone(&way), open.clone());
         tokio::spawn(async move {
-            app.connections.fetch_add(1, Ordering::Relaxed);
-            connection(stream, tls, &app, router, closing).await;
-            app.connections.fetch_sub(1, Ordering::Relaxed);
-            drop(permit);
+            let presence = Arc::clone(&member.presence);
+            tokio::select! {
+                () = serve(socket, &way, &presence) => {}
+                () = presence.displaced() => tracing::debug!("a silent connection made room for another"),
+            }
+            drop((member, open));
         });
     }
-    drop(listener);
-    // Every permit is back when every connection has ended.
-    let all = u32::try_from(app.options.limits.connections).unwrap_or(u32::MAX);
-    let _ = room.acquire_many(all).await;
+    drop((listener, open));
+    // Nothing is ever sent: it ends with the last sender.
+    let _ = all_ended.recv().await;
 }
 
-/// Waits until it is true, or until nobody can make it so.
-async fn asked(closing: &mut watch::Receiver<bool>) {
-    let _ = closing.wait_for(|closing| *closing).await;
+/// A place for a connection. It is waited for only while every other one is being answered.
+async fn enter(crowd: &Arc<Crowd>) -> Member {
+    loop {
+        if let Some(member) = crowd.enter() {
+            return member;
+        }
+        tokio::time::sleep(PAUSE).await;
+    }
 }
 
-/// A stream of either kind.
-trait Io: AsyncRead + AsyncWrite + Send + Unpin {}
-impl<T: AsyncRead + AsyncWrite + Send + Unpin> Io for T {}
-
-async fn accept(listener: &Listener) -> io::Result<Box<dyn Io>> {
+async fn accept(listener: &Listener) -> io::Result<Socket> {
     match listener {
         Listener::Tcp(listener) => {
             let (stream, _) = listener.accept().await?;
@@ -144,50 +151,8 @@ async fn accept(listener: &Listener) -> io::Result<Box<dyn Io>> {
             if let Err(error) = stream.set_nodelay(true) {
                 tracing::debug!("a connection keeps small packets back: {error}");
             }
-            Ok(Box::new(stream))
+            Ok(stream.into())
         }
-        Listener::Unix(listener, _) => Ok(Box::new(listener.accept().await?.0)),
-    }
-}
-
-async fn connection(
-    stream: Box<dyn Io>,
-    tls: Option<TlsAcceptor>,
-    app: &App,
-    router: Router,
-    closing: watch::Receiver<bool>,
-) {
-    let limits = &app.options.limits;
-    let stream = Patient::new(stream, limits.write);
-    match tls {
-        None => serve(stream, limits.header, router, closing).await,
-        Some(tls) => match tokio::time::timeout(limits.header, tls.accept(stream)).await {
-            Ok(Ok(stream)) => serve(stream, limits.header, router, closing).await,
-            Ok(Err(error)) => tracing::debug!("a connection could not be encrypted: {error}"),
-            Err(_) => tracing::debug!("a connection was too slow to be encrypted"),
-        },
-    }
-}
-
-async fn serve(
-    stream: impl AsyncRead + AsyncWrite + Send + Unpin + 'static,
-    header: Duration,
-    router: Router,
-    mut closing: watch::Receiver<bool>,
-) {
-    let mut builder = http1::Builder::new();
-    builder.timer(TokioTimer::new()).header_read_timeout(header);
-    let mut connection =
-        pin!(builder.serve_connection(TokioIo::new(stream), TowerToHyperService::new(router)));
-    let outcome = tokio::select! {
-        outcome = connection.as_mut() => outcome,
-        () = asked(&mut closing) => {
-            connection.as_mut().graceful_shutdown();
-            connection.await
-        }
-    };
-    if let Err(error) = outcome {
-        // Clients that go away are no news.
-        tracing::debug!("a connection ended: {error}");
+        Listener::Unix(listener, _) => Ok(listener.accept().await?.0.into()),
     }
 }

@@ -12,6 +12,8 @@ mod ask;
 mod auth;
 mod body;
 mod choice;
+mod connection;
+mod crowd;
 mod error;
 mod fields;
 mod gate;
@@ -32,6 +34,7 @@ mod served;
 mod signals;
 mod sink;
 mod slots;
+mod socket;
 mod sse;
 mod status;
 mod tls;
@@ -49,6 +52,7 @@ pub use origin::{HostRule, OriginRule, is_loopback};
 pub use served::{Defaults, Served, unix_seconds};
 
 use app::App;
+use connection::Way;
 use listen::{Listener, accept_all};
 use signals::Asked;
 
@@ -130,13 +134,13 @@ impl Server {
         let app = Arc::new(App::new(options, unix_seconds()));
         let (closing, is_closing) = watch::channel(false);
         let router = router::router(Arc::clone(&app));
-        let accepting = runtime.spawn(accept_all(
-            listener,
+        let way = Way {
             tls,
-            Arc::clone(&app),
             router,
-            is_closing,
-        ));
+            limits: app.options.limits,
+            closing: is_closing,
+        };
+        let accepting = runtime.spawn(accept_all(listener, way, Arc::clone(&app.crowd)));
         Ok(Self {
             app,
             runtime,
@@ -159,8 +163,8 @@ impl Server {
     }
 
     /// Serves until SIGINT or SIGTERM, then takes nothing new, lets answers end within the grace, and ends the rest
-    /// with an error. Whether all of them ended by themselves.
-    pub fn run(self) -> bool {
+    /// with an error. How many those were.
+    pub fn run(self) -> usize {
         let Self {
             app,
             runtime,
@@ -169,7 +173,7 @@ impl Server {
             mut asked,
             ..
         } = self;
-        let was_clean = runtime.block_on(async {
+        let cut = runtime.block_on(async {
             asked.wait().await;
             app.drain();
             tracing::info!(
@@ -180,15 +184,18 @@ impl Server {
             while app.live_count() > 0 && Instant::now() < deadline {
                 tokio::time::sleep(POLL).await;
             }
-            let was_clean = app.live_count() == 0;
             app.end();
+            let cut = app.live_count();
             closing.send_replace(true);
-            let _ = tokio::time::timeout(LAST_WORDS, accepting).await;
-            was_clean
+            if tokio::time::timeout(LAST_WORDS, accepting).await.is_err() {
+                let open = app.crowd.count();
+                tracing::warn!(open, "connections were closed before all was written");
+            }
+            cut
         });
         runtime.shutdown_timeout(LAST_WORDS);
         end_engine(app);
-        was_clean
+        cut
     }
 }
 

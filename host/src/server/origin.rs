@@ -6,7 +6,7 @@
 use std::net::{IpAddr, Ipv6Addr};
 
 use axum::http::uri::Authority;
-use axum::http::{HeaderMap, HeaderValue, Uri, header};
+use axum::http::{HeaderMap, HeaderValue, Uri, Version, header};
 
 use super::error::{ApiError, Kind};
 
@@ -32,17 +32,41 @@ pub enum OriginRule {
     Listed(Vec<String>),
 }
 
-impl HostRule {
-    /// Refuses a request that was sent to another name, whether a header or the request line has it, and one with
-    /// several `Host` headers (RFC 9112, 3.2). Requests without a name do not come from browsers.
-    pub fn check(&self, target: &Uri, headers: &HeaderMap) -> Result<(), ApiError> {
-        let mut named = headers.get_all(header::HOST).iter();
-        let of_header = named.next().map(|host| host.to_str().unwrap_or_default());
-        if named.next().is_some() {
-            return Err(ApiError::invalid(
-                "the request has several Host headers, expected one",
-            ));
+/// Refuses a request without a `Host` header, with several, or with one that is no host (RFC 9112, 3.2). Before HTTP/1.1
+/// there was none.
+pub fn check_host_header(version: Version, headers: &HeaderMap) -> Result<(), ApiError> {
+    let mut hosts = headers.get_all(header::HOST).iter();
+    let Some(host) = hosts.next() else {
+        if version < Version::HTTP_11 {
+            return Ok(());
         }
+        return Err(ApiError::invalid(
+            "the request has no Host header, which HTTP/1.1 requires",
+        ));
+    };
+    if hosts.next().is_some() {
+        return Err(ApiError::invalid(
+            "the request has several Host headers, expected one",
+        ));
+    }
+    // An empty one is for targets without a host.
+    let is_host =
+        |host: &str| host.is_empty() || (!host.contains('@') && host.parse::<Authority>().is_ok());
+    if !host.to_str().is_ok_and(is_host) {
+        let message =
+            format!("the Host header is {host:?}, expected a host with or without a port");
+        return Err(ApiError::invalid(message));
+    }
+    Ok(())
+}
+
+impl HostRule {
+    /// Refuses a request that was sent to another name, whether a header or the request line has it. Requests without a
+    /// name do not come from browsers.
+    pub fn check(&self, target: &Uri, headers: &HeaderMap) -> Result<(), ApiError> {
+        let of_header = headers
+            .get(header::HOST)
+            .map(|host| host.to_str().unwrap_or_default());
         let of_target = target.authority().map(Authority::as_str);
         let (allowed, with_loopback) = match self {
             Self::Any => return Ok(()),
@@ -134,7 +158,7 @@ fn is_loopback_origin(origin: &str) -> bool {
 mod tests {
     use super::*;
 
-    fn headers(list: &[(&'static str, &str)]) -> HeaderMap {
+    fn headers(list: &[(&str, &str)]) -> HeaderMap {
         list.iter()
             .map(|(name, value)| (name.parse().unwrap(), value.parse().unwrap()))
             .collect()
@@ -175,13 +199,30 @@ mod tests {
         assert!(rule.check(&elsewhere, &HeaderMap::new()).is_err());
         let whole = Uri::from_static("http://127.0.0.1:80/health");
         assert!(rule.check(&whole, &local).is_ok());
-        let two = headers(&[("host", "localhost"), ("host", "localhost")]);
-        assert!(HostRule::Any.check(&here, &two).is_err());
         assert!(!allows(
             &HostRule::Listed(vec!["a".to_owned()]),
             "localhost"
         ));
         assert!(allows(&HostRule::Any, "evil.com"));
+    }
+
+    #[test]
+    fn a_request_has_one_host() {
+        let check = |version, list: &[&str]| {
+            let list: Vec<(&str, &str)> = list.iter().map(|host| ("host", *host)).collect();
+            check_host_header(version, &headers(&list)).is_ok()
+        };
+        for host in ["localhost", "a:80", "[::1]:80", "10.0.0.1", "my_host", ""] {
+            assert!(check(Version::HTTP_11, &[host]), "{host}");
+        }
+        for host in ["a b", "user@a", "a/b", "http://a", "a:b:c", "a,b"] {
+            assert!(!check(Version::HTTP_11, &[host]), "{host}");
+        }
+        assert!(!check(Version::HTTP_11, &[]));
+        assert!(check(Version::HTTP_10, &[]));
+        for version in [Version::HTTP_10, Version::HTTP_11] {
+            assert!(!check(version, &["a", "a"]));
+        }
     }
 
     #[test]

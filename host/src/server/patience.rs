@@ -3,26 +3,32 @@
 use std::future::Future;
 use std::io;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::{Instant, Sleep, sleep};
 
+use super::crowd::Presence;
+
 /// Wraps a stream. Reading is bounded elsewhere, by request.
 pub struct Patient<S> {
     stream: S,
     patience: Duration,
+    /// Told while a write waits.
+    presence: Arc<Presence>,
     /// Runs while a write waits.
     waiting: Option<Pin<Box<Sleep>>>,
 }
 
 impl<S> Patient<S> {
     /// Waits for `patience` at most for any progress of a write.
-    pub fn new(stream: S, patience: Duration) -> Self {
+    pub fn new(stream: S, patience: Duration, presence: Arc<Presence>) -> Self {
         Self {
             stream,
             patience,
+            presence,
             waiting: None,
         }
     }
@@ -33,8 +39,13 @@ impl<S> Patient<S> {
         outcome: Poll<io::Result<T>>,
     ) -> Poll<io::Result<T>> {
         if outcome.is_ready() {
-            self.waiting = None;
+            if self.waiting.take().is_some() {
+                self.presence.blocked(false);
+            }
             return outcome;
+        }
+        if self.waiting.is_none() {
+            self.presence.blocked(true);
         }
         let patience = self.patience;
         let waiting = self

@@ -3,7 +3,7 @@
 use serde_json::Value;
 
 use crate::sampling::{
-    LogitBias, LogprobStage, Mirostat, SamplerOrder, SamplingParams, SequenceBreakers,
+    LogitBias, LogprobStage, Mirostat, ParamError, SamplerOrder, SamplingParams, SequenceBreakers,
 };
 use crate::text::{Boundary, Tokenizer};
 
@@ -83,6 +83,36 @@ pub fn sampling(
     }
     off(fields)?;
     Ok(params)
+}
+
+/// Names of the number of alternatives.
+const TOP: [&str; 3] = ["top_logprobs", "n_probs", "logprobs"];
+
+/// Checks settings for a model with so many tokens. What is wrong is said of the name that the request has.
+pub fn check(params: &SamplingParams, vocab_size: usize, fields: &Fields) -> Result<(), ApiError> {
+    let Err(error) = params.validate(vocab_size) else {
+        return Ok(());
+    };
+    let (name, message) = match error {
+        ParamError::Range {
+            name,
+            value,
+            expected,
+        } => {
+            let names = NUMBERS.iter().find(|(names, _)| names.contains(&name));
+            let name = names.map_or(name, |(names, _)| fields.spelling(names));
+            // As it is kept, so that it reads as it was sent.
+            let value = value as f32;
+            (name, format!("{name} is {value}, expected {expected}"))
+        }
+        ParamError::TopLogprobs { wanted, vocab_size } => {
+            let name = fields.spelling(&TOP);
+            let message = format!("{name} is {wanted}, the vocabulary has {vocab_size} tokens");
+            (name, message)
+        }
+        error => return Err(error.into()),
+    };
+    Err(ApiError::field(name, message))
 }
 
 /// Whether probabilities are the model's or those after the samplers.

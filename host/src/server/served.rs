@@ -105,18 +105,18 @@ impl Served {
         Ok(self.text.encode_rendered(&self.render(chat)?)?)
     }
 
-    /// Refuses prompts that the engine could never run.
-    pub fn check_prompt(&self, tokens: &[u32]) -> Result<(), ApiError> {
+    /// Refuses prompts of a field that the engine could never run.
+    pub fn check_prompt(&self, field: &str, tokens: &[u32]) -> Result<(), ApiError> {
         if tokens.is_empty() {
             return Err(ApiError::field(
-                "prompt",
+                field,
                 "the prompt is empty, at least one token is needed",
             ));
         }
         let vocabulary = self.facts.vocab_size;
         if let Some(token) = tokens.iter().find(|&&token| token as usize >= vocabulary) {
             let message = format!("the prompt has token {token}, the model has {vocabulary}");
-            return Err(ApiError::field("prompt", message));
+            return Err(ApiError::field(field, message));
         }
         let context_tokens = self.facts.context_tokens.min(self.facts.kv_tokens);
         if tokens.len() > context_tokens {

@@ -1,7 +1,6 @@
 //! Health, metrics and the prefix cache: what operators and their machines ask.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use axum::extract::{Request, State};
 use axum::http::{HeaderName, HeaderValue, StatusCode};
@@ -45,7 +44,8 @@ pub async fn metrics(State(app): State<Arc<App>>) -> Result<Response, ApiError> 
             health: served.engine.health(),
             parallel: app.options.limits.parallel,
             page_bytes: served.page_bytes(),
-            connections: app.connections.load(Ordering::Relaxed),
+            connections: app.crowd.count(),
+            displaced_connections: app.crowd.displaced_count(),
         },
     );
     let mut response = text_response(text, "text/plain; version=0.0.4");

@@ -10,10 +10,13 @@
 )]
 
 mod access;
+mod crowd;
 mod device;
 mod faults;
 mod framing;
+mod half_closed;
 mod load_tools;
+mod names;
 mod native;
 mod openai;
 mod order;

@@ -1,6 +1,7 @@
 //! Order of service: priorities, turns of tenants, deadlines; and that what ends gives its pages back.
 
 use std::thread;
+use std::time::Instant;
 
 use mlxcel_tests::http::{Connection, Response, request};
 use mlxcel_tests::scripted::continuation;
@@ -20,12 +21,14 @@ fn order(server: &Server, bodies: &[(Value, &str)]) -> Vec<usize> {
     );
     assert_eq!(first.head().status, 200);
     let before = server.metric("mlxcel_batch_sequences_completed_total");
-    let mut waiting: Vec<Connection> = bodies
+    let begun = Instant::now();
+    let mut waiting: Vec<(Connection, f64)> = bodies
         .iter()
         .enumerate()
         .map(|(index, (body, key))| {
             let mut connection = Connection::open(server.address());
             let key = format!("Authorization: Bearer {key}");
+            let sent_ms = begun.elapsed().as_secs_f64() * 1e3;
             connection.send(
                 "POST",
                 "/v1/completions",
@@ -35,7 +38,7 @@ fn order(server: &Server, bodies: &[(Value, &str)]) -> Vec<usize> {
             server.wait_for("it waits", |server| {
                 server.metric("mlxcel_queue_depth") > index as f64
             });
-            connection
+            (connection, sent_ms)
         })
         .collect();
     assert_eq!(
@@ -47,8 +50,8 @@ fn order(server: &Server, bodies: &[(Value, &str)]) -> Vec<usize> {
         let readers: Vec<_> = waiting
             .iter_mut()
             .enumerate()
-            .map(|(index, connection)| {
-                scope.spawn(move || (ended_at(&connection.response()), index))
+            .map(|(index, (connection, sent_ms))| {
+                scope.spawn(move || (*sent_ms + waited_ms(&connection.response()), index))
             })
             .collect();
         readers
@@ -60,8 +63,8 @@ fn order(server: &Server, bodies: &[(Value, &str)]) -> Vec<usize> {
     ended.into_iter().map(|(_, index)| index).collect()
 }
 
-/// Time to the first token: all came before the first ended, so the later one waited longer for its turn.
-fn ended_at(answer: &Response) -> f64 {
+/// Time from the request to its first token.
+fn waited_ms(answer: &Response) -> f64 {
     let answer = answer.success();
     answer["timings"]["prompt_ms"].as_f64().expect("a number")
 }

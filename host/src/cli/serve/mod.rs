@@ -135,8 +135,11 @@ pub fn run(args: &ServeArgs, console: &Console) -> Result<Exit, CliError> {
     ));
     server.serve(served);
     match server.run() {
-        true => console.note("all answers were finished"),
-        false => console.warning("answers that were not finished in time were ended with an error"),
+        0 => console.note("all answers were finished"),
+        1 => console.warning("1 answer was not finished in time and ended with an error"),
+        cut => console.warning(format_args!(
+            "{cut} answers were not finished in time and ended with an error"
+        )),
     }
     Ok(Exit::Success)
 }

@@ -24,6 +24,8 @@ pub struct Scrape<'a> {
     pub page_bytes: usize,
     /// Open connections.
     pub connections: usize,
+    /// Connections that were closed for others.
+    pub displaced_connections: u64,
 }
 
 struct Page {
@@ -266,6 +268,12 @@ fn requests(page: &mut Page, metrics: &Metrics, scrape: &Scrape<'_>) {
         scrape.connections,
     );
     page.own(
+        "connections_displaced_total",
+        "counter",
+        "Silent connections that were closed to make room for others.",
+        scrape.displaced_connections,
+    );
+    page.own(
         "engine_up",
         "gauge",
         "Whether the engine's thread runs.",
@@ -487,6 +495,7 @@ mod tests {
             parallel: 4,
             page_bytes: 0,
             connections: 0,
+            displaced_connections: 0,
         };
         let text = page(&Metrics::default(), &scrape);
         assert!(

@@ -23,7 +23,7 @@ use super::super::generation::Plan;
 use super::super::openai::include_usage;
 use super::super::prompt::{Prompt, encode, prompts};
 use super::super::reply::json_response;
-use super::super::sampling_fields::probability_stage;
+use super::super::sampling_fields::{check, probability_stage};
 use super::super::served::Served;
 use super::completion_stream::NativeStream;
 use super::settings::full;
@@ -37,6 +37,16 @@ struct Ask {
 }
 
 impl Ask {
+    async fn receive(
+        request: Request,
+        app: &Arc<App>,
+        served: &Arc<Served>,
+    ) -> Result<Self, ApiError> {
+        let (own, its) = (Arc::clone(app), Arc::clone(served));
+        let read = move |fields| Self::read(fields, &own, &its);
+        read_fields(request, &app.options.limits, read).await
+    }
+
     fn read(mut fields: Fields, app: &App, served: &Served) -> Result<Self, ApiError> {
         let value = fields
             .take("prompt")
@@ -51,7 +61,7 @@ impl Ask {
             top: probs as usize,
             stage,
         });
-        settings.sampling.validate(served.facts.vocab_size)?;
+        check(&settings.sampling, served.facts.vocab_size, &fields)?;
         // One token comes with the prompt in any case.
         let max_tokens = match fields.integer_in(
             &["n_predict", "max_tokens", "max_completion_tokens"],
@@ -106,11 +116,7 @@ pub async fn completion(
         max_tokens,
         returns_tokens,
         response_fields,
-    } = Ask::read(
-        read_fields(request, &app.options.limits).await?,
-        &app,
-        &served,
-    )?;
+    } = Ask::receive(request, &app, &served).await?;
     let plan = settings.plan(&tenant, max_tokens, StreamStart::Continuation, arrived)?;
     let count = prompts.len();
     let encoded = move |served: &Served| {
@@ -119,7 +125,8 @@ pub async fn completion(
             .map(|prompt| encode(prompt, &served.text.tokenizer))
             .collect()
     };
-    let (mut generation, plan) = ask::start(&app, &served, plan, count, encoded).await?;
+    let (mut generation, plan) =
+        ask::start(&app, &served, plan, ("prompt", count), encoded).await?;
     let spelled = plan
         .prompts
         .iter()

@@ -20,7 +20,7 @@ use super::super::body::read_fields;
 use super::super::error::{ApiError, Dialect};
 use super::super::fields::{Fields, expected};
 use super::super::reply::json_response;
-use super::super::sampling_fields::probability_stage;
+use super::super::sampling_fields::{check, probability_stage};
 use super::super::served::{ChatPrompt, Served};
 use super::chat_stream::ChatStream;
 use super::messages::messages;
@@ -40,6 +40,16 @@ pub struct ChatAsk {
 }
 
 impl ChatAsk {
+    async fn receive(
+        request: Request,
+        app: &Arc<App>,
+        served: &Arc<Served>,
+    ) -> Result<Self, ApiError> {
+        let (own, its) = (Arc::clone(app), Arc::clone(served));
+        let read = move |fields| Self::read(fields, &own, &its);
+        read_fields(request, &app.options.limits, read).await
+    }
+
     /// Reads a request; every field is honoured or refused.
     pub fn read(mut fields: Fields, app: &App, served: &Served) -> Result<Self, ApiError> {
         let list = fields
@@ -47,7 +57,7 @@ impl ChatAsk {
             .ok_or_else(|| ApiError::field("messages", "messages is missing"))?;
         let mut settings = Settings::read(&mut fields, app, served)?;
         settings.sampling.logprobs = logprobs(&mut fields)?;
-        settings.sampling.validate(served.facts.vocab_size)?;
+        check(&settings.sampling, served.facts.vocab_size, &fields)?;
         let includes_usage = include_usage(&mut fields, settings.is_stream)?;
         let max_tokens = max_tokens(
             &mut fields,
@@ -172,7 +182,7 @@ fn response_format(fields: &mut Fields) -> Result<(), ApiError> {
     let Some(format) = fields.object("response_format")? else {
         return Ok(());
     };
-    let mut format = Fields::of(format);
+    let mut format = Fields::of(format, "response_format");
     match format.text("type")?.as_deref() {
         Some("text") => format.finish(),
         kind => {
@@ -192,11 +202,7 @@ pub async fn chat(
     let arrived = Instant::now();
     let served = Arc::clone(app.served()?);
     app.check_condition()?;
-    let ask = ChatAsk::read(
-        read_fields(request, &app.options.limits).await?,
-        &app,
-        &served,
-    )?;
+    let ask = ChatAsk::receive(request, &app, &served).await?;
     let ChatAsk {
         prompt,
         settings,
@@ -208,7 +214,7 @@ pub async fn chat(
         None => StreamStart::Text,
     };
     let plan = settings.plan(&tenant, max_tokens, start, arrived)?;
-    let (mut generation, _) = ask::start(&app, &served, plan, 1, move |served| {
+    let (mut generation, _) = ask::start(&app, &served, plan, ("messages", 1), move |served| {
         Ok(vec![served.encode_chat(&prompt)?])
     })
     .await?;
@@ -255,11 +261,7 @@ pub async fn apply_template(
     request: Request,
 ) -> Result<Response, ApiError> {
     let served = Arc::clone(app.served()?);
-    let ask = ChatAsk::read(
-        read_fields(request, &app.options.limits).await?,
-        &app,
-        &served,
-    )?;
+    let ask = ChatAsk::receive(request, &app, &served).await?;
     let prompt = ask::blocking(move || served.render(&ask.prompt)).await?;
     Ok(json_response(&json!({"prompt": prompt.text()})))
 }
@@ -270,11 +272,7 @@ pub async fn input_tokens(
     request: Request,
 ) -> Result<Response, ApiError> {
     let served = Arc::clone(app.served()?);
-    let ask = ChatAsk::read(
-        read_fields(request, &app.options.limits).await?,
-        &app,
-        &served,
-    )?;
+    let ask = ChatAsk::receive(request, &app, &served).await?;
     let tokens = ask::blocking(move || served.encode_chat(&ask.prompt)).await?;
     let object: Map<String, Value> = [
         ("object".to_owned(), json!("response.input_tokens")),

@@ -21,7 +21,7 @@ use super::super::error::{ApiError, Dialect};
 use super::super::fields::Fields;
 use super::super::prompt::{Prompt, encode, prompts, spell};
 use super::super::reply::json_response;
-use super::super::sampling_fields::probability_stage;
+use super::super::sampling_fields::{check, probability_stage};
 use super::super::served::Served;
 use super::completions_stream::CompletionStream;
 use super::{Head, include_usage, labels, max_tokens, refuse, with};
@@ -34,10 +34,21 @@ struct Ask {
     settings: Settings,
     max_tokens: Option<usize>,
     includes_usage: bool,
-    echoes: bool,
+    /// Prompts that are given back.
+    echoed: Vec<String>,
 }
 
 impl Ask {
+    async fn receive(
+        request: Request,
+        app: &Arc<App>,
+        served: &Arc<Served>,
+    ) -> Result<Self, ApiError> {
+        let (own, its) = (Arc::clone(app), Arc::clone(served));
+        let read = move |fields| Self::read(fields, &own, &its);
+        read_fields(request, &app.options.limits, read).await
+    }
+
     fn read(mut fields: Fields, app: &App, served: &Served) -> Result<Self, ApiError> {
         let value = fields
             .take("prompt")
@@ -50,7 +61,7 @@ impl Ask {
             top: top as usize,
             stage,
         });
-        settings.sampling.validate(served.facts.vocab_size)?;
+        check(&settings.sampling, served.facts.vocab_size, &fields)?;
         let echoes = fields.boolean("echo")?.unwrap_or(false);
         if echoes && top.is_some() {
             let message = "echo with logprobs is not supported: the log probabilities of a prompt are not computed";
@@ -60,8 +71,8 @@ impl Ask {
             && best_of != settings.answers as i64
         {
             let message = format!(
-                "best_of is {best_of} and n is {}: answers are not ranked here, so both have to agree",
-                settings.answers
+                "best_of is {best_of} and {} is {}: answers are not ranked here, so both have to agree",
+                settings.answers_name, settings.answers
             );
             return Err(ApiError::unsupported("best_of", message));
         }
@@ -74,12 +85,17 @@ impl Ask {
         refuse(&mut fields, &["suffix", "json_schema"])?;
         labels(&mut fields)?;
         fields.finish()?;
+        let spell = |prompt| spell(prompt, &served.text.tokenizer);
+        let echoed = match echoes {
+            true => prompts.iter().map(spell).collect(),
+            false => Vec::new(),
+        };
         Ok(Self {
             prompts,
             settings,
             max_tokens,
             includes_usage,
-            echoes,
+            echoed,
         })
     }
 }
@@ -98,20 +114,9 @@ pub async fn completions(
         settings,
         max_tokens,
         includes_usage,
-        echoes,
-    } = Ask::read(
-        read_fields(request, &app.options.limits).await?,
-        &app,
-        &served,
-    )?;
+        echoed,
+    } = Ask::receive(request, &app, &served).await?;
     let plan = settings.plan(&tenant, max_tokens, StreamStart::Continuation, arrived)?;
-    let echoed: Vec<String> = match echoes {
-        true => prompts
-            .iter()
-            .map(|prompt| spell(prompt, &served.text.tokenizer))
-            .collect(),
-        false => Vec::new(),
-    };
     let count = prompts.len();
     let encoded = move |served: &Served| {
         prompts
@@ -119,7 +124,7 @@ pub async fn completions(
             .map(|prompt| encode(prompt, &served.text.tokenizer))
             .collect()
     };
-    let (mut generation, _) = ask::start(&app, &served, plan, count, encoded).await?;
+    let (mut generation, _) = ask::start(&app, &served, plan, ("prompt", count), encoded).await?;
     let head = Head::new("cmpl", &served.id);
     if settings.is_stream {
         let encoder = CompletionStream::new(head, &settings, includes_usage, echoed, arrived);

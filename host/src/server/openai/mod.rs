@@ -68,7 +68,7 @@ pub fn include_usage(fields: &mut Fields, is_stream: bool) -> Result<bool, ApiEr
             "stream_options is given and stream is not true",
         ));
     }
-    let mut options = Fields::of(options);
+    let mut options = Fields::of(options, "stream_options");
     let include_usage = options.boolean("include_usage")?.unwrap_or(false);
     if options.boolean("include_obfuscation")? == Some(true) {
         let message = "stream_options.include_obfuscation is not supported";
