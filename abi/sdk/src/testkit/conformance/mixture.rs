@@ -301,7 +301,13 @@ fn mixtures(suite: &mut Suite<'_>, dtype: DType) {
         let count = if mixture.rows > 100 { 2 } else { all.len() };
         for forms in &all[..count] {
             let case = format!("{} {mixture:?} {}", dtype.name(), names(forms));
-            both(suite, "mixture", case, mlp_tolerance(), |b, fused| {
+            // Weights of up to six, in three products: larger terms cancel in the last.
+            let is_mxfp4 = forms.iter().flatten().any(|spec| spec.mode == kind::MXFP4);
+            let near = match is_mxfp4 {
+                true => mlp_tolerance().floor(4000.0),
+                false => mlp_tolerance(),
+            };
+            both(suite, "mixture", case, near, |b, fused| {
                 mixture.run(b, forms, dtype, fused)
             });
         }
