@@ -8,10 +8,9 @@ __device__ __forceinline__ float logit(const void* from, size_t at) {
 #endif
 }
 
-// A warp a row, up to 1,024 experts of which 32 at most are chosen. NaN comes after all other numbers.
-extern "C" __global__ void __launch_bounds__(256) route(
-    const void* logits, u32* experts, void* weights, int rows, int n, int chosen, int renormalised) {
-  constexpr int kHeld = 32;
+// A warp a row, up to 32 * HELD experts of which 32 at most are chosen. NaN comes after all other numbers.
+template <int kHeld>
+__device__ __forceinline__ void route(const void* logits, u32* experts, void* weights, int rows, int n, int chosen, int renormalised) {
   let_next_start();
   wait_for_inputs();
   const int lane = threadIdx.x & 31, row = blockIdx.x * 8 + (threadIdx.x >> 5);
@@ -89,6 +88,15 @@ extern "C" __global__ void __launch_bounds__(256) route(
 #endif
   }
 }
+
+#define ROUTE(HELD)                                                                                             \
+  extern "C" __global__ void __launch_bounds__(256) route_##HELD(                                               \
+      const void* logits, u32* experts, void* weights, int rows, int n, int chosen, int renormalised) {         \
+    route<HELD>(logits, experts, weights, rows, n, chosen, renormalised);                                       \
+  }
+ROUTE(4)
+ROUTE(8)
+ROUTE(32)
 
 // Pairs in order of experts, in groups of up to `most` pairs of one expert. One block. `group_count` is a number; `rows` has the
 // row of x of every place in the order, `places` the place of every pair.

@@ -30,6 +30,9 @@ const MOST_CHOSEN: u32 = 32;
 const MOST_SINGLE: usize = 64;
 /// Pairs of an expert that `experts_gated` takes at a time.
 const SMALL_GROUP: usize = 8;
+/// Values of K that the kernels of groups take at a time, and most bytes of the rows of a group.
+const GROUPED_PIECE: usize = 256;
+const MOST_ROW_BYTES: usize = 64 << 10;
 /// Pairs an expert, on the average, from which on `tiled` is the better.
 const TILED_FROM: usize = 8;
 /// Blocks along the second dimension of a launch.
@@ -103,8 +106,14 @@ fn routed(device: Device<'_>, state: &mut State, args: &RouteArgs) -> Result<Opt
     // The text for f32 has no half type in it.
     let dtype = if is_full { DType::BF16 } else { logits.dtype };
     let text = Text::Choice { is_full };
+    // As few values a thread as it takes.
+    let name = match n {
+        ..=128 => "route_4",
+        129..=256 => "route_8",
+        _ => "route_32",
+    };
     // SAFETY: `rows` rows of `n` logits, and results of as many rows of `top_k`.
-    unsafe { state.launch(text, dtype, "route", &launch, 0, arguments) }?;
+    unsafe { state.launch(text, dtype, name, &launch, 0, arguments) }?;
     Ok(Some([experts, weights]))
 }
 
@@ -314,10 +323,32 @@ impl Mixture {
         if let Some(size) = self.tile_rows(state) {
             return self.tiled(state, held, size);
         }
-        let order = self.ordered(state, held, SMALL_GROUP)?;
+        let order = self.ordered(state, held, self.group_size(state))?;
         let both = self.gated(state, held, Some(&order))?;
         let y = self.product(state, held, both, &order)?;
         self.sum_of_pairs(state, y, &order)
+    }
+
+    /// Pairs of a group that the kernels have room for.
+    fn group_size(&self, state: &State) -> usize {
+        let room = |stack: &Stack| match self.shared_bytes(state, stack) {
+            Some(each) => (MOST_ROW_BYTES / each as usize).min(SMALL_GROUP),
+            None => SMALL_GROUP,
+        };
+        room(&self.gate).min(room(&self.down)).max(1)
+    }
+
+    /// Shared memory that a row of x takes, if a stack is one that the kernels of groups take.
+    fn shared_bytes(&self, state: &State, stack: &Stack) -> Option<u32> {
+        let w = &stack.whole;
+        let row_bytes = (2 * w.columns) as u32;
+        let takes = w.bits == 4
+            && matches!(w.group_size, 64 | 128)
+            && w.columns.is_multiple_of(GROUPED_PIECE)
+            && (w.scales | w.biases).is_multiple_of(16)
+            && row_bytes as usize <= MOST_ROW_BYTES
+            && row_bytes <= state.most_shared_bytes;
+        takes.then_some(row_bytes)
     }
 
     /// Most groups of up to `size` pairs.
@@ -375,21 +406,34 @@ impl Mixture {
             .int(self.gate.rows as i32)
             .int(self.gate.whole.columns as i32)
             .int(self.kind);
-        let shape = Self::columns_by_groups(
-            self.gate.rows,
-            order.map_or(self.pairs(), |o| o.most_groups),
-        );
         let text = self.gate.whole.experts_text();
+        let (name, shape) = match (order, self.shared_bytes(state, &self.gate)) {
+            (Some(order), Some(each)) => {
+                // A warp has 8 columns of the result.
+                let bytes = each * self.group_size(state) as u32;
+                let shape = Self::by_groups(self.gate.rows, 64, order.most_groups, bytes);
+                ("grouped_gated", shape)
+            }
+            (order, _) => {
+                let groups = order.map_or(self.pairs(), |order| order.most_groups);
+                (
+                    "experts_gated",
+                    Self::by_groups(self.gate.rows, 16, groups, 0),
+                )
+            }
+        };
+        let most = state.most_shared_bytes;
         // SAFETY: the stacks' matrices are found by their sizes, which were compared; experts outside are the last one.
-        unsafe { state.launch(text, self.dtype, "experts_gated", &shape, 0, arguments) }?;
+        unsafe { state.launch(text, self.dtype, name, &shape, most, arguments) }?;
         Ok(both)
     }
 
-    fn columns_by_groups(columns: usize, groups: usize) -> Shape {
+    /// `each` columns of the result a block.
+    fn by_groups(columns: usize, each: usize, groups: usize, shared_bytes: u32) -> Shape {
         Shape {
-            grid: [columns.div_ceil(16) as u32, groups as u32, 1],
+            grid: [columns.div_ceil(each) as u32, groups as u32, 1],
             threads: 256,
-            shared_bytes: 0,
+            shared_bytes,
         }
     }
 
@@ -406,7 +450,7 @@ impl Mixture {
             .int(self.down.experts as i32)
             .int(self.down.rows as i32)
             .int(self.down.whole.columns as i32);
-        let shape = Self::columns_by_groups(self.down.rows, self.rows);
+        let shape = Self::by_groups(self.down.rows, 16, self.rows, 0);
         let text = self.down.whole.experts_text();
         // SAFETY: as for `gated`; the residual is as large as the result, or null.
         unsafe { state.launch(text, self.dtype, "experts_summed", &shape, 0, arguments) }
@@ -432,10 +476,24 @@ impl Mixture {
             .int(self.down.experts as i32)
             .int(self.down.rows as i32)
             .int(self.down.whole.columns as i32);
-        let shape = Self::columns_by_groups(self.down.rows, order.most_groups);
         let text = self.down.whole.experts_text();
+        let groups = order.most_groups;
+        let (name, shape) = match self.shared_bytes(state, &self.down) {
+            Some(each) => {
+                let bytes = each * self.group_size(state) as u32;
+                (
+                    "grouped_product",
+                    Self::by_groups(self.down.rows, 128, groups, bytes),
+                )
+            }
+            None => (
+                "experts_product",
+                Self::by_groups(self.down.rows, 16, groups, 0),
+            ),
+        };
+        let most = state.most_shared_bytes;
         // SAFETY: as for `gated`.
-        unsafe { state.launch(text, self.dtype, "experts_product", &shape, 0, arguments) }?;
+        unsafe { state.launch(text, self.dtype, name, &shape, most, arguments) }?;
         Ok(y)
     }
 
