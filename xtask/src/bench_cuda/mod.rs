@@ -4,6 +4,7 @@
 //! mlxcel-bench-cuda/
 //!   bin/mlxcel  lib/mlxcel/plugins/...    as `dist` lays them out, optimised
 //!   checkpoint.py                         writes random checkpoints of real shapes
+//!   faults.py                             checks what happens when memory runs out
 //!   run.sh                                checks, measures, prints tables
 //! ```
 //! The machine brings NVIDIA's driver, a Python with torch and safetensors for the checkpoints, and NVIDIA's libraries from its
@@ -21,8 +22,9 @@ use crate::workspace::Workspace;
 const NAME: &str = "mlxcel-bench-cuda";
 const HOST: &str = "mlxcel";
 /// Scripts of the bundle, by name.
-const SCRIPTS: [(&str, &str); 2] = [
+const SCRIPTS: [(&str, &str); 3] = [
     ("checkpoint.py", include_str!("checkpoint.py")),
+    ("faults.py", include_str!("faults.py")),
     ("run.sh", include_str!("run.sh")),
 ];
 

@@ -17,6 +17,7 @@ for case in "llama8b 4" "llama8b 16" "smollm2 4"; do
     set -- $case
     python3 "$here/checkpoint.py" "$1" "$2" "$work/$1-$2" || exit 1
 done
+python3 "$here/faults.py" "$mlxcel" "$work/smollm2-4" cuda || exit 1
 for case in llama8b-4 llama8b-16 smollm2-4; do
     "$mlxcel" bench -m "$work/$case" --backend cuda -p 512,4096 -n 128 -b 1,8,32,64 -r 3
 done
