@@ -194,6 +194,29 @@ impl<'a> Config<'a> {
             .ok_or_else(|| self.error(key, allowed(&range, "a number")))
     }
 
+    /// Number under `key` of this object or under `other` of one inside it, which wins in the references. Where
+    /// both are there they must be equal.
+    pub fn number_once(
+        &self,
+        key: &str,
+        inside: Option<&Config<'_>>,
+        other: &str,
+        range: RangeInclusive<f64>,
+    ) -> Result<Option<f64>> {
+        let beside = self.opt_float(key, range.clone())?;
+        let Some(inside) = inside else {
+            return Ok(beside);
+        };
+        match (beside, inside.opt_float(other, range)?) {
+            (Some(beside), Some(number)) if beside != number => {
+                let place = inside.name(other);
+                let expected = format!("{number}, as {place} says, or only one of the two");
+                Err(self.error(key, expected))
+            }
+            (beside, number) => Ok(number.or(beside)),
+        }
+    }
+
     /// Bool, or a default.
     pub fn bool_or(&self, key: &str, default: bool) -> Result<bool> {
         match self.get(key) {
@@ -201,6 +224,16 @@ impl<'a> Config<'a> {
             Some(Value::Bool(b)) => Ok(*b),
             Some(_) => Err(self.error(key, "true or false")),
         }
+    }
+
+    /// As [`Config::bool_or`], for keys whose null is false in the references and means nothing by itself: it
+    /// is refused where the default is true.
+    pub fn bool_not_null(&self, key: &str, default: bool) -> Result<bool> {
+        if self.is_null(key) && default {
+            let expected = "true or false: the reference takes null for false, which is not what no such key means";
+            return Err(self.error(key, expected));
+        }
+        self.bool_or(key, default)
     }
 
     /// Optional text.

@@ -6,10 +6,14 @@ use serde_json::{Map, Value};
 use std::collections::BTreeMap;
 
 use crate::config::MAX_COUNT;
+use crate::gguf_names::{self, Names};
 use crate::{Error, Result};
 
 /// Factors by which positions may be stretched.
 const ROPE_FACTOR: core::ops::RangeInclusive<f64> = 1e-3..=1e6;
+
+/// Name of the factor in early files.
+const EARLY_FACTOR: &str = "rope.scale_linear";
 
 fn is_count(number: u64) -> bool {
     (1..=MAX_COUNT as u64).contains(&number)
@@ -84,6 +88,9 @@ pub struct GgufAdapter {
     pub tensors: Vec<GgufMapping>,
     /// Tensors of the file that are not needed.
     pub ignore: Vec<String>,
+    /// Keys of the file by the configuration's, for messages.
+    #[serde(skip)]
+    origins: BTreeMap<String, String>,
 }
 
 impl GgufSummary {
@@ -99,9 +106,14 @@ impl GgufSummary {
             .ok_or_else(|| Error::Other("GGUF metadata has no \"general.architecture\"".to_owned()))
     }
 
+    /// `<architecture>.<key>`, as the file has it.
+    pub fn full_key(&self, key: &str) -> Result<String> {
+        Ok(format!("{}.{key}", self.architecture()?))
+    }
+
     /// A number under `<architecture>.<key>` that must be there.
     pub fn number(&self, key: &str) -> Result<&Value> {
-        let full = format!("{}.{key}", self.architecture()?);
+        let full = self.full_key(key)?;
         self.metadata
             .get(&full)
             .filter(|value| value.is_number())
@@ -122,10 +134,23 @@ impl GgufSummary {
         match count.filter(|n| (1..=most).contains(n)) {
             Some(count) => Ok(count),
             None => Err(Error::Config {
-                key: format!("{}.{key}", self.architecture()?),
+                key: self.full_key(key)?,
                 found: number.to_string(),
                 expected: format!("an integer from 1 to {most}"),
             }),
+        }
+    }
+
+    /// Checks that the number under `<architecture>.<key>`, if there, is `value`, which follows from `reason`: what
+    /// repeats another fact is not read, and must not contradict it.
+    pub fn repeats(&self, key: &str, value: usize, reason: &str) -> Result<()> {
+        match self.opt_number(key)? {
+            Some(found) if found.as_u64() != Some(value as u64) => Err(Error::Config {
+                key: self.full_key(key)?,
+                found: found.to_string(),
+                expected: format!("{value}, {reason}, or no such key"),
+            }),
+            _ => Ok(()),
         }
     }
 
@@ -151,7 +176,7 @@ impl GgufSummary {
         fits: impl Fn(&Value) -> bool,
         expected: &str,
     ) -> Result<Option<&Value>> {
-        let full = format!("{}.{key}", self.architecture()?);
+        let full = self.full_key(key)?;
         match self.metadata.get(&full) {
             Some(value) if !fits(value) => Err(Error::Config {
                 key: full,
@@ -168,7 +193,7 @@ impl GgufSummary {
         let given = self.opt_number("vocab_size")?;
         if let Some(given) = given.filter(|n| !n.as_u64().is_some_and(is_count)) {
             return Err(Error::Config {
-                key: format!("{}.vocab_size", self.architecture()?),
+                key: self.full_key("vocab_size")?,
                 found: given.to_string(),
                 expected: format!("an integer from 1 to {MAX_COUNT} in the GGUF metadata"),
             });
@@ -176,6 +201,13 @@ impl GgufSummary {
         let name = "token_embd.weight";
         let table = self.tensors.get(name);
         let rows = table.and_then(|table| table.shape.first().copied());
+        if let Some(rows) = rows.filter(|rows| !is_count(*rows as u64)) {
+            return Err(Error::TensorShape {
+                name: name.to_owned(),
+                found: format!("{rows} rows"),
+                expected: format!("1 to {MAX_COUNT}"),
+            });
+        }
         rows.ok_or_else(|| Error::MissingTensor {
             name: name.to_owned(),
             expected: "[vocabulary, hidden]".to_owned(),
@@ -190,9 +222,8 @@ impl GgufSummary {
         if kind == Some("none") {
             return Ok(None);
         }
-        // The second is the name in early files.
         let mut factor = None;
-        for key in ["rope.scaling.factor", "rope.scale_linear"] {
+        for key in ["rope.scaling.factor", EARLY_FACTOR] {
             let Some(number) = self.opt_number(key)? else {
                 continue;
             };
@@ -200,7 +231,7 @@ impl GgufSummary {
             let Some(value) = number.as_f64().filter(is_factor) else {
                 let (least, most) = (ROPE_FACTOR.start(), ROPE_FACTOR.end());
                 return Err(Error::Config {
-                    key: format!("{}.{key}", self.architecture()?),
+                    key: self.full_key(key)?,
                     found: number.to_string(),
                     expected: format!("a number from {least} to {most} in the GGUF metadata"),
                 });
@@ -235,6 +266,57 @@ impl GgufAdapter {
     /// Sets a configuration key.
     pub fn set(&mut self, key: &str, value: impl Into<Value>) {
         self.config.insert(key.to_owned(), value.into());
+    }
+
+    /// Says which key of the file a key of the configuration comes from, so that messages have its name. A
+    /// key of an object in the configuration is written with dots.
+    pub fn comes_from(&mut self, summary: &GgufSummary, key: &str, from: &str) -> Result<()> {
+        let full = summary.full_key(from)?;
+        self.origins.insert(key.to_owned(), full);
+        Ok(())
+    }
+
+    /// Sets a configuration key to the number under `<architecture>.<from>`, which must be there.
+    pub fn take(&mut self, summary: &GgufSummary, from: &str, key: &str) -> Result<()> {
+        self.set(key, summary.number(from)?.clone());
+        self.comes_from(summary, key, from)
+    }
+
+    /// As [`GgufAdapter::take`], of a number that may be absent; says whether it is there.
+    pub fn take_some(&mut self, summary: &GgufSummary, from: &str, key: &str) -> Result<bool> {
+        let number = summary.opt_number(from)?;
+        if let Some(number) = number {
+            self.set(key, number.clone());
+        }
+        self.comes_from(summary, key, from)?;
+        Ok(number.is_some())
+    }
+
+    /// Sets `rope_scaling` to what [`GgufSummary::rope_scaling`] gave for `numbers`.
+    pub fn set_scaling(
+        &mut self,
+        summary: &GgufSummary,
+        scaling: Map<String, Value>,
+        numbers: &[(&str, &str)],
+    ) -> Result<()> {
+        let factor = match summary.opt_number(EARLY_FACTOR)? {
+            Some(_) => EARLY_FACTOR,
+            None => "rope.scaling.factor",
+        };
+        let own = [("rope.scaling.type", "rope_type"), (factor, "factor")];
+        for (from, to) in own.iter().chain(numbers) {
+            self.comes_from(summary, &format!("rope_scaling.{to}"), from)?;
+        }
+        self.set("rope_scaling", scaling);
+        Ok(())
+    }
+
+    /// Leaves the names of keys and tensors in the configuration, for what refuses it later.
+    pub(crate) fn with_names(mut self) -> Result<Self> {
+        let names = Names::new(core::mem::take(&mut self.origins), &self.tensors);
+        let names = serde_json::to_value(names).map_err(|e| Error::Other(e.to_string()))?;
+        self.config.insert(gguf_names::KEY.to_owned(), names);
+        Ok(self)
     }
 
     /// Maps a tensor as it is.

@@ -23,6 +23,7 @@ pub mod describe;
 pub mod encode;
 pub mod error;
 pub mod gguf;
+mod gguf_names;
 pub mod nn;
 mod ops;
 pub mod plugin;

@@ -26,7 +26,7 @@ fn read(config: &Config<'_>) -> Result<(DecoderConfig, LatentConfig, MoeConfig)>
     let decoder = DecoderConfig::read(config, 4096)?;
     only_layers(config, decoder.n_layers, "full_attention")?;
     let attention = LatentConfig {
-        interleaved: config.bool_or("rope_interleave", true)?,
+        interleaved: config.bool_not_null("rope_interleave", true)?,
         ..LatentConfig::read(config, &decoder)?
     };
     let moe = read_experts(config, &decoder)?;
@@ -44,7 +44,7 @@ pub(crate) fn read_experts(config: &Config<'_>, decoder: &DecoderConfig) -> Resu
             scoring: Scoring::Sigmoid,
             selection_bias: Some("e_score_correction_bias"),
             groups: read_groups(config, GroupRank::BestTwo, (8, 4), n_experts, top_k)?,
-            renormalise: config.bool_or("norm_topk_prob", true)?,
+            renormalise: config.bool_not_null("norm_topk_prob", true)?,
             scale: config.float_or("routed_scaling_factor", 2.5, 1e-6..=1e6)?,
         })
     })

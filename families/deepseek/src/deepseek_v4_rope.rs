@@ -60,8 +60,7 @@ pub(crate) fn read_rope(
     } else {
         ("compress_rope_theta", 160_000.0)
     };
-    let beside = config.opt_float(key, BASES)?;
-    let base = beside.unwrap_or(class);
+    let base = config.float_or(key, class, BASES)?;
     let width = attention.width;
     let outer = config.section(NESTED)?;
     let nested = match &outer {
@@ -72,19 +71,12 @@ pub(crate) fn read_rope(
         None => None,
     };
     let legacy = config.section(LEGACY)?;
-    if !main && let (Some(legacy), Some(settings)) = (&legacy, nested.as_ref().or(outer.as_ref())) {
-        says_the_same(config, legacy, settings)?;
+    if !main && let Some(settings) = nested.as_ref().or(outer.as_ref()) {
+        RopeConfig::check_older(config, settings)?;
     }
     let mut rope = match (&nested, main) {
         (Some(nested), _) => {
-            let inside = nested.opt_float(BASE, BASES)?;
-            if let (Some(beside), Some(inside)) = (beside, inside)
-                && beside != inside
-            {
-                let expected =
-                    format!("{inside}, as {NESTED}.{name}.{BASE} says, or only one of the two");
-                return Err(config.error(key, expected));
-            }
+            let base = RopeConfig::read_base(config, key, Some(nested), class)?;
             check_part(nested, attention)?;
             RopeConfig::from_settings(config, Some(nested), base, width)?
         }
@@ -147,21 +139,4 @@ fn check_flat(flat: &Config<'_>, base: f64, attention: &SharedConfig) -> Result<
         }
         _ => Ok(()),
     }
-}
-
-/// `rope_scaling` beside `rope_parameters` must repeat what that says.
-fn says_the_same(config: &Config<'_>, legacy: &Config<'_>, settings: &Config<'_>) -> Result<()> {
-    for (key, value) in legacy.entries() {
-        let beside = match key {
-            "type" | "rope_type" => settings
-                .spelled(&["rope_type", "type"])
-                .and_then(|key| settings.get(key)),
-            key => settings.get(key),
-        };
-        if beside != Some(value) {
-            let expected = format!("what {NESTED} says of {key}, or only one of the two");
-            return Err(config.error(LEGACY, expected));
-        }
-    }
-    Ok(())
 }

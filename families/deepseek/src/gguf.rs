@@ -78,6 +78,10 @@ pub(crate) fn adapt_first(summary: &GgufSummary) -> Result<GgufAdapter> {
         None => heads,
     };
     adapter.set("num_key_value_heads", kv_heads);
+    adapter.comes_from(summary, "num_key_value_heads", "attention.head_count_kv")?;
+    let width = count(summary, "embedding_length")? / heads;
+    let whole = "the width of a head, all features of which are rotated";
+    summary.repeats("rope.dimension_count", width, whole)?;
     if let Some(scale) = summary.opt_number("expert_weights_scale")?
         && scale.as_f64() != Some(1.0)
     {
@@ -175,15 +179,14 @@ fn read_common(
 ) -> Result<usize> {
     adapter.set("model_type", model_type);
     for (from, to) in NUMBERS {
-        adapter.set(to, summary.number(from)?.clone());
+        adapter.take(summary, from, to)?;
     }
     for (from, to) in EXPERT_NUMBERS {
-        let value = summary.opt_number(from)?.cloned().unwrap_or(Value::Null);
-        adapter.set(to, value);
+        if !adapter.take_some(summary, from, to)? {
+            adapter.set(to, Value::Null);
+        }
     }
-    if let Some(base) = summary.opt_number("rope.freq_base")? {
-        adapter.set("rope_theta", base.clone());
-    }
+    adapter.take_some(summary, "rope.freq_base", "rope_theta")?;
     adapter.set("vocab_size", summary.vocab_size()?);
     adapter.map("token_embd.weight", "model.embed_tokens.weight");
     adapter.map("output_norm.weight", "model.norm.weight");
@@ -204,6 +207,7 @@ fn read_common(
     };
     let n_layers = blocks.saturating_sub(draft);
     adapter.set("num_hidden_layers", n_layers);
+    adapter.comes_from(summary, "num_hidden_layers", "block_count")?;
     for layer in n_layers..blocks {
         let prefix = format!("blk.{layer}.");
         let names = summary.tensors.keys();
@@ -224,8 +228,9 @@ fn read_latent(summary: &GgufSummary, adapter: &mut GgufAdapter) -> Result<()> {
     let head = either("attention.key_length_mla", "attention.key_length")?;
     let value = either("attention.value_length_mla", "attention.value_length")?;
     let rotated = count(summary, "rope.dimension_count")?;
+    let full = summary.full_key("rope.dimension_count")?;
     let nope = head.checked_sub(rotated).ok_or_else(|| Error::Config {
-        key: "rope.dimension_count".to_owned(),
+        key: full,
         found: rotated.to_string(),
         expected: format!("at most the width of a head ({head})"),
     })?;
@@ -237,6 +242,37 @@ fn read_latent(summary: &GgufSummary, adapter: &mut GgufAdapter) -> Result<()> {
         adapter.set("q_lora_rank", count(summary, "attention.q_lora_rank")?);
     } else {
         adapter.set("q_lora_rank", Value::Null);
+    }
+    let is_new = summary.opt_number("attention.key_length_mla")?.is_some();
+    if is_new {
+        // These are of what is cached, which all heads read.
+        let rank = count(summary, "attention.kv_lora_rank")?;
+        let key = "attention.kv_lora_rank and rope.dimension_count together";
+        summary.repeats("attention.key_length", rank + rotated, key)?;
+        summary.repeats(
+            "attention.value_length",
+            rank,
+            "as attention.kv_lora_rank says",
+        )?;
+    }
+    let kv_heads = summary.opt_number("attention.head_count_kv")?;
+    if kv_heads.is_some_and(|n| n.as_u64() != Some(1)) {
+        let heads = count(summary, "attention.head_count")?;
+        let reason = "as attention.head_count says, or 1";
+        summary.repeats("attention.head_count_kv", heads, reason)?;
+    }
+    let (k_dim, v_dim) = match is_new {
+        true => ("attention.key_length_mla", "attention.value_length_mla"),
+        false => ("attention.key_length", "attention.value_length"),
+    };
+    for (to, from) in [
+        ("qk_nope_head_dim", k_dim),
+        ("qk_rope_head_dim", "rope.dimension_count"),
+        ("v_head_dim", v_dim),
+        ("kv_lora_rank", "attention.kv_lora_rank"),
+        ("q_lora_rank", "attention.q_lora_rank"),
+    ] {
+        adapter.comes_from(summary, to, from)?;
     }
     Ok(())
 }
@@ -266,6 +302,14 @@ fn read_routing(
         adapter.set("topk_group", 1);
     }
     adapter.set("n_group", groups);
+    for (to, from) in [
+        ("n_group", "expert_group_count"),
+        ("topk_group", "expert_group_used_count"),
+        ("routed_scaling_factor", "expert_weights_scale"),
+        ("norm_topk_prob", "expert_weights_norm"),
+    ] {
+        adapter.comes_from(summary, to, from)?;
+    }
     Ok(())
 }
 
@@ -299,12 +343,18 @@ fn read_scaling(summary: &GgufSummary, adapter: &mut GgufAdapter) -> Result<()> 
         }
     }
     scaling.insert("attention_factor".to_owned(), 1.0.into());
-    let multiplier = summary.opt_number("rope.scaling.yarn_log_multiplier")?;
-    if let Some(multiplier) = multiplier.and_then(Value::as_f64) {
+    let key = "rope.scaling.yarn_log_multiplier";
+    if let Some(multiplier) = summary.opt_number(key)?.and_then(Value::as_f64) {
+        if !(0.0..=100.0).contains(&multiplier) {
+            return Err(Error::Config {
+                key: summary.full_key(key)?,
+                found: multiplier.to_string(),
+                expected: "a number from 0 to 100 in the GGUF metadata".to_owned(),
+            });
+        }
         scaling.insert("mscale_all_dim".to_owned(), (10.0 * multiplier).into());
     }
-    adapter.set("rope_scaling", scaling);
-    Ok(())
+    adapter.set_scaling(summary, scaling, &SCALING_NUMBERS)
 }
 
 fn map_layers(

@@ -125,7 +125,7 @@ fn spellings_of_the_fourth_generation_that_differ_are_refused() {
     describe: config key "rope_parameters.compress" is null: expected an object, as there is one for main
     describe: config key "rope_parameters.rope_theta" is 5000: expected 10000, the base of layers with a window alone, or none
     describe: config key "rope_parameters.partial_rotary_factor" is 0.25: expected a share of head_dim (16) that is the 8 rotated features of the model, or none
-    describe: config key "rope_scaling" is {"type":"yarn","factor":8}: expected what rope_parameters says of factor, or only one of the two
+    describe: config key "rope_scaling" is {"type":"yarn","factor":8}: expected what rope_parameters.compress.factor says (4), or only one of the two
     describe: config key "compress_ratios" is [0,4,4,4]: expected 128 for layer 2, as layer_types beside it says, or only one of the two
     describe: config key "compress_ratios" is [0,4,128]: expected one entry for each of 4 layers, not 3
     describe: compress_ratios[3] = 5 is not supported by this plugin: known ratios are 0, 4 and 128
@@ -201,6 +201,16 @@ fn what_earlier_generations_have_not_is_refused() {
     // The third generation rotates halves where the file says so.
     let halves = json!({"rope_interleave": false});
     assert_eq!(describe(earlier("deepseek_v3"), &halves), Ok(()));
+    // transformers takes a null for false, where no key is true.
+    for (key, arch) in [
+        ("rope_interleave", "deepseek_v3"),
+        ("norm_topk_prob", "deepseek_v3"),
+        ("norm_topk_prob", "deepseek_v32"),
+    ] {
+        let said = describe(earlier(arch), &json!({ key: null })).unwrap_err();
+        let parts = [&format!("\"{key}\" is null"), "true or false"];
+        assert!(parts.iter().all(|part| said.contains(*part)), "{said}");
+    }
     let said = describe(earlier("deepseek_v2"), &halves).unwrap_err();
     assert!(said.contains("rope_interleave = false"), "{said}");
     for arch in ["deepseek", "deepseek_v2", "deepseek_v3"] {

@@ -15,7 +15,7 @@ architecture! {
     id: "gemma", display_name: "Gemma", category: "dense", task: "text-generation",
     model_types: ["gemma"], gguf: ["gemma"], aliases: ["Gemma 2B", "Gemma 7B", "CodeGemma"],
     runtimes: ["generate"], modalities_in: ["text"], output: "tokens",
-    backends: ["cpu": "supported"], kv_modes: ["fp16"],
+    backends: ["cpu": "supported"], kv_modes: ["fp16"], tensor_parallel: true,
 }
 
 const DEFAULTS: Defaults = Defaults {

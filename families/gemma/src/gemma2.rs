@@ -16,7 +16,7 @@ architecture! {
     id: "gemma2", display_name: "Gemma 2", category: "dense", task: "text-generation",
     model_types: ["gemma2"], gguf: ["gemma2"], aliases: ["Gemma 2 2B", "Gemma 2 9B", "Gemma 2 27B"],
     runtimes: ["generate"], modalities_in: ["text"], output: "tokens",
-    backends: ["cpu": "supported"], kv_modes: ["fp16"],
+    backends: ["cpu": "supported"], kv_modes: ["fp16"], tensor_parallel: true,
 }
 
 const DEFAULTS: Defaults = Defaults {

@@ -21,7 +21,7 @@ architecture! {
     model_types: ["gemma3", "gemma3_text"], gguf: ["gemma3"],
     aliases: ["Gemma 3 270M", "Gemma 3 1B", "Gemma 3 4B", "Gemma 3 12B", "Gemma 3 27B", "MedGemma"],
     runtimes: ["generate"], modalities_in: ["text"], output: "tokens",
-    backends: ["cpu": "supported"], kv_modes: ["fp16"],
+    backends: ["cpu": "supported"], kv_modes: ["fp16"], tensor_parallel: true,
 }
 
 const DEFAULTS: Defaults = Defaults {

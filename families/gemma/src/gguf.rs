@@ -124,28 +124,20 @@ fn read_config(
     // What these models were published in; activations of the larger ones overflow half precision.
     adapter.set("dtype", "bfloat16");
     for (from, to) in NUMBERS {
-        adapter.set(to, summary.number(from)?.clone());
+        adapter.take(summary, from, to)?;
     }
     for (from, to) in OPTIONAL_NUMBERS {
-        if let Some(value) = summary.opt_number(from)? {
-            adapter.set(to, value.clone());
-        }
+        adapter.take_some(summary, from, to)?;
     }
     let kv_heads = match summary.opt_number("attention.head_count_kv")? {
         Some(number) => number.clone(),
         None => heads.into(),
     };
     adapter.set("num_key_value_heads", kv_heads);
+    adapter.comes_from(summary, "num_key_value_heads", "attention.head_count_kv")?;
     adapter.set("vocab_size", summary.vocab_size()?);
     let key_length = count(summary, "attention.key_length")?;
-    if let Some(value_length) = summary.opt_number("attention.value_length")?
-        && value_length.as_u64() != Some(key_length as u64)
-    {
-        return Err(Error::Unsupported {
-            what: format!("attention.value_length = {value_length}"),
-            supported: format!("values as wide as keys ({key_length})"),
-        });
-    }
+    summary.repeats("attention.value_length", key_length, "as wide as keys")?;
     read_scaling(summary, adapter)?;
     // The two 27B models scale by the width of the stream, all others by that of a head; the file
     // does not say so, and llama.cpp tells them by their number of layers as well.
@@ -172,7 +164,7 @@ fn read_scaling(summary: &GgufSummary, adapter: &mut GgufAdapter) -> Result<()> 
     let original = "rope.scaling.original_context_length";
     let numbers = [(original, "original_max_position_embeddings")];
     if let Some(scaling) = summary.rope_scaling(&numbers)? {
-        adapter.set("rope_scaling", scaling);
+        adapter.set_scaling(summary, scaling, &numbers)?;
     }
     Ok(())
 }

@@ -87,6 +87,7 @@ pub(crate) fn adapt(summary: &GgufSummary) -> Result<GgufAdapter> {
         None => 4,
     };
     adapter.set("altup_num_inputs", streams);
+    adapter.comes_from(summary, "altup_num_inputs", "altup.num_inputs")?;
     let hidden = count(summary, "embedding_length")?;
     for (from, to) in [
         ("altup_proj.weight", "altup_projections"),
@@ -117,15 +118,16 @@ fn read_config(summary: &GgufSummary, n_layers: usize, adapter: &mut GgufAdapter
     adapter.set("model_type", "gemma3n_text");
     adapter.set("dtype", "bfloat16");
     for (from, to) in NUMBERS {
-        adapter.set(to, summary.number(from)?.clone());
+        adapter.take(summary, from, to)?;
     }
     for (from, to) in OPTIONAL_NUMBERS {
-        if let Some(value) = summary.opt_number(from)? {
-            adapter.set(to, value.clone());
-        }
+        adapter.take_some(summary, from, to)?;
     }
+    let width = count(summary, "attention.key_length")?;
+    summary.repeats("attention.value_length", width, "as wide as keys")?;
     let widths = number_by_layer(summary, "feed_forward_length", n_layers)?;
     adapter.set("intermediate_size", widths);
+    adapter.comes_from(summary, "intermediate_size", "feed_forward_length")?;
     adapter.set("vocab_size", summary.vocab_size()?);
     for (tensor, key) in [
         ("per_layer_token_embd.weight", "vocab_size_per_layer_input"),

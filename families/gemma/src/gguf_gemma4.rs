@@ -70,6 +70,8 @@ pub(crate) fn adapt(summary: &GgufSummary) -> Result<GgufAdapter> {
         None => 0,
     };
     adapter.set("num_kv_shared_layers", shared);
+    let (from, to) = ("attention.shared_kv_layers", "num_kv_shared_layers");
+    adapter.comes_from(summary, to, from)?;
     let n_own = n_layers.saturating_sub(shared);
     read_config(summary, n_layers, n_own, &kinds, &mut adapter)?;
 
@@ -152,11 +154,10 @@ fn read_config(
     adapter.set("model_type", "gemma4_text");
     adapter.set("dtype", "bfloat16");
     for (from, to) in NUMBERS {
-        adapter.set(to, summary.number(from)?.clone());
+        adapter.take(summary, from, to)?;
     }
-    if let Some(cap) = summary.opt_number("final_logit_softcapping")? {
-        adapter.set("final_logit_softcapping", cap.clone());
-    }
+    let cap = "final_logit_softcapping";
+    adapter.take_some(summary, cap, cap)?;
     adapter.set("vocab_size", summary.vocab_size()?);
     adapter.set("layer_types", kinds);
     read_inner(summary, n_layers, n_own, adapter)?;
@@ -181,11 +182,17 @@ fn read_config(
             SLIDING: {"rope_type": "default", "rope_theta": base("rope.freq_base_swa", 1e4)?},
         }),
     );
-    let width = summary.opt_number("embedding_length_per_layer_input")?;
-    adapter.set(
+    for (kind, from) in [(FULL, "rope.freq_base"), (SLIDING, "rope.freq_base_swa")] {
+        let to = format!("rope_parameters.{kind}.rope_theta");
+        adapter.comes_from(summary, &to, from)?;
+    }
+    let (from, to) = (
+        "embedding_length_per_layer_input",
         "hidden_size_per_layer_input",
-        width.cloned().unwrap_or_else(|| json!(0)),
     );
+    if !adapter.take_some(summary, from, to)? {
+        adapter.set(to, 0);
+    }
     if let Some(table) = summary.tensors.get("per_layer_token_embd.weight") {
         adapter.set(
             "vocab_size_per_layer_input",
@@ -196,12 +203,10 @@ fn read_config(
     if let Some(n_experts) = n_experts.filter(|n| n.as_u64() != Some(0)) {
         adapter.set("enable_moe_block", true);
         adapter.set("num_experts", n_experts.clone());
-        adapter.set(
-            "top_k_experts",
-            summary.number("expert_used_count")?.clone(),
-        );
-        let inner = summary.number("expert_feed_forward_length")?;
-        adapter.set("moe_intermediate_size", inner.clone());
+        adapter.comes_from(summary, "num_experts", "expert_count")?;
+        adapter.take(summary, "expert_used_count", "top_k_experts")?;
+        let (from, to) = ("expert_feed_forward_length", "moe_intermediate_size");
+        adapter.take(summary, from, to)?;
     }
     Ok(())
 }
@@ -230,11 +235,12 @@ fn read_inner(
         .any(|(layer, width)| *width != expected(layer))
     {
         return Err(Error::Unsupported {
-            what: format!("gemma4.{KEY} = {widths:?}"),
+            what: format!("{} = {widths:?}", summary.full_key(KEY)?),
             supported: "one width, doubled or not for the layers that share a cache".to_owned(),
         });
     }
     adapter.set("intermediate_size", first);
+    adapter.comes_from(summary, "intermediate_size", KEY)?;
     adapter.set("use_double_wide_mlp", double);
     Ok(())
 }
@@ -258,7 +264,7 @@ fn read_heads(
             && found.as_u64() != Some(expected as u64)
         {
             return Err(Error::Unsupported {
-                what: format!("gemma4.{key} = {found}"),
+                what: format!("{} = {found}", summary.full_key(key)?),
                 supported: format!("the width of the keys ({expected})"),
             });
         }
@@ -274,5 +280,21 @@ fn read_heads(
     adapter.set("num_key_value_heads", most);
     adapter.set("head_dim", sliding);
     adapter.set("per_layer_config", by_layer);
+    for (to, from) in [
+        ("head_dim", "attention.key_length_swa"),
+        ("num_key_value_heads", "attention.head_count_kv"),
+    ] {
+        adapter.comes_from(summary, to, from)?;
+    }
+    for (layer, kind) in kinds.iter().enumerate() {
+        let width = match *kind == FULL {
+            true => "attention.key_length",
+            false => "attention.key_length_swa",
+        };
+        let at = format!("per_layer_config.{layer}");
+        adapter.comes_from(summary, &format!("{at}.head_dim"), width)?;
+        let heads = "attention.head_count_kv";
+        adapter.comes_from(summary, &format!("{at}.num_key_value_heads"), heads)?;
+    }
     Ok(())
 }

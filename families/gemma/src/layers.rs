@@ -96,9 +96,6 @@ pub(crate) fn read_owners(
 /// `rope_parameters`; older ones have `rope_theta` and `rope_scaling` for full layers and
 /// `rope_local_base_freq` for sliding ones, which are never scaled.
 pub(crate) fn read_ropes(config: &Config<'_>, head_dim: usize) -> Result<(RopeConfig, RopeConfig)> {
-    let bases = 1.0..=1e12;
-    let full_base = config.float_or("rope_theta", 1e6, bases.clone())?;
-    let sliding_base = config.float_or("rope_local_base_freq", 1e4, bases)?;
     let outer = config.section("rope_parameters")?;
     let (full, sliding) = match &outer {
         Some(outer) => {
@@ -111,13 +108,18 @@ pub(crate) fn read_ropes(config: &Config<'_>, head_dim: usize) -> Result<(RopeCo
         }
         None => (config.section("rope_scaling")?, None),
     };
-    let read = |settings: Option<&Config<'_>>, base: f64| -> Result<RopeConfig> {
+    if let (Some(outer), full) = (&outer, &full) {
+        // The reference puts it into the settings of full layers.
+        RopeConfig::check_older(config, full.as_ref().unwrap_or(outer))?;
+    }
+    let read = |settings: Option<&Config<'_>>, key: &str, base: f64| -> Result<RopeConfig> {
+        let base = RopeConfig::read_base(config, key, settings, base)?;
         let rope = RopeConfig::from_settings(config, settings, base, head_dim)?;
         rope.check_whole(config, settings, head_dim)?;
         Ok(rope)
     };
     Ok((
-        read(full.as_ref(), full_base)?,
-        read(sliding.as_ref(), sliding_base)?,
+        read(full.as_ref(), "rope_theta", 1e6)?,
+        read(sliding.as_ref(), "rope_local_base_freq", 1e4)?,
     ))
 }

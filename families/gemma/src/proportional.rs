@@ -9,6 +9,7 @@ use crate::layers::{FULL, SLIDING};
 /// A period this much longer than the longest does not move in any context. llama.cpp's converter
 /// writes the same number.
 const STILL: f32 = 1e30;
+const BASES: core::ops::RangeInclusive<f64> = 1.0..=1e12;
 
 /// Settings of one kind of layer.
 #[derive(Debug, Clone)]
@@ -34,7 +35,8 @@ pub(crate) struct SettingsByKind {
 }
 
 impl SettingsByKind {
-    /// Reads `rope_parameters`; where there are none, a quarter of full layers' heads is rotated.
+    /// Reads `rope_parameters`; where there are none, a quarter of full layers' heads is rotated. The reference
+    /// knows no older spelling, so that what one says must be what holds.
     pub(crate) fn read(config: &Config<'_>, sliding_dim: usize, full_dim: usize) -> Result<Self> {
         let key = "rope_parameters";
         let outer = config.section(key)?;
@@ -49,13 +51,39 @@ impl SettingsByKind {
             }
             None => (None, None),
         };
-        Ok(Self {
+        let all = Self {
             sliding: Settings::read(config, sliding.as_ref(), 1e4, sliding_dim)?,
-            full: match full {
-                Some(full) => Settings::read(config, Some(&full), 1e6, full_dim)?,
+            full: match &full {
+                Some(full) => Settings::read(config, Some(full), 1e6, full_dim)?,
                 None => Settings::proportional(1e6, full_dim, 0.25, 1.0),
             },
-        })
+        };
+        all.check_older(config, full.as_ref())?;
+        Ok(all)
+    }
+
+    fn check_older(&self, config: &Config<'_>, full: Option<&Config<'_>>) -> Result<()> {
+        for (key, settings, kind) in [
+            ("rope_theta", &self.full, FULL),
+            ("rope_local_base_freq", &self.sliding, SLIDING),
+        ] {
+            let base = settings.rope.base;
+            if config.opt_float(key, BASES)?.is_some_and(|old| old != base) {
+                let expected =
+                    format!("{base}, the base of {kind} in rope_parameters, or no such key");
+                return Err(config.error(key, expected));
+            }
+        }
+        match full {
+            Some(full) => RopeConfig::check_older(config, full),
+            None if config.section("rope_scaling")?.is_some() => {
+                let expected = format!(
+                    "settings of {FULL} in rope_parameters, where this architecture has them"
+                );
+                Err(config.error("rope_scaling", expected))
+            }
+            None => Ok(()),
+        }
     }
 }
 
@@ -69,8 +97,10 @@ impl Settings {
         if let Some(settings) = settings
             && settings.opt_str("rope_type")? == Some("proportional")
         {
-            let base = settings.float_or("rope_theta", base, 1.0..=1e12)?;
-            let share = settings.float_or("partial_rotary_factor", 1.0, 0.0..=1.0)?;
+            let base = settings.float_or("rope_theta", base, BASES)?;
+            let key = "partial_rotary_factor";
+            let share = config.number_once(key, Some(settings), key, 0.0..=1.0)?;
+            let share = share.unwrap_or(1.0);
             let factor = settings.float_or("factor", 1.0, 1e-3..=1e6)?;
             return Ok(Self::proportional(base, head_dim, share, factor));
         }

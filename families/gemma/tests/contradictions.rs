@@ -37,6 +37,64 @@ fn refusals(arch: &str, changes: &[Value]) -> String {
     changes.iter().map(refusal).collect::<Vec<_>>().join("\n")
 }
 
+/// Rotary settings of both kinds of layer, as transformers 5 writes them.
+fn nested() -> Value {
+    json!({"full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 1e4}})
+}
+
+#[test]
+fn rotary_settings_in_both_spellings_are_fine_where_they_agree() {
+    let older = json!({"rope_parameters": nested(), "rope_theta": 1000000, "rope_local_base_freq": 1e4,
+        "rope_scaling": {"rope_type": "linear", "factor": 8}});
+    for arch in ["gemma3_text", "gemma3n_text", "gemma4_text"] {
+        assert_eq!(describe(shared(arch), &older), Ok(()), "{arch}");
+    }
+    let class = json!({"rope_theta": 1e6, "rope_local_base_freq": 1e4});
+    assert_eq!(describe(shared("gemma4_text"), &class), Ok(()));
+}
+
+#[test]
+fn rotary_settings_that_contradict_each_other_are_refused() {
+    let beside = |mut changes: Value| {
+        changes["rope_parameters"] = nested();
+        changes
+    };
+    let changes = [
+        beside(json!({"rope_theta": 5e5})),
+        beside(json!({"rope_local_base_freq": 1e5})),
+        beside(json!({"rope_scaling": {"rope_type": "linear", "factor": 4.0}})),
+        beside(json!({"rope_scaling": {"rope_type": "yarn", "factor": 8.0}})),
+        beside(json!({"rope_scaling": {"factor": 8.0, "beta_fast": 32}})),
+    ];
+    insta::assert_snapshot!(refusals("gemma3_text", &changes), @r#"
+    describe: config key "rope_theta" is 500000.0: expected 1000000, as rope_parameters.full_attention.rope_theta says, or only one of the two
+    describe: config key "rope_local_base_freq" is 100000.0: expected 10000, as rope_parameters.sliding_attention.rope_theta says, or only one of the two
+    describe: config key "rope_scaling" is {"rope_type":"linear","factor":4.0}: expected what rope_parameters.full_attention.factor says (8.0), or only one of the two
+    describe: config key "rope_scaling" is {"rope_type":"yarn","factor":8.0}: expected what rope_parameters.full_attention.rope_type says ("linear"), or only one of the two
+    describe: config key "rope_scaling" is {"factor":8.0,"beta_fast":32}: expected what rope_parameters.full_attention.beta_fast says (missing), or only one of the two
+    "#);
+    for arch in ["gemma3n_text", "gemma4_text"] {
+        for changes in &changes {
+            assert!(
+                describe(shared(arch), changes).is_err(),
+                "{arch}: {changes}"
+            );
+        }
+    }
+    // gemma4 has no older spelling: what stands there alone is not what its class computes.
+    let alone = [
+        json!({"rope_theta": 5e5}),
+        json!({"rope_local_base_freq": 1e5}),
+        json!({"rope_scaling": {"rope_type": "linear", "factor": 4.0}}),
+    ];
+    insta::assert_snapshot!(refusals("gemma4_text", &alone), @r#"
+    describe: config key "rope_theta" is 500000.0: expected 1000000, the base of full_attention in rope_parameters, or no such key
+    describe: config key "rope_local_base_freq" is 100000.0: expected 10000, the base of sliding_attention in rope_parameters, or no such key
+    describe: config key "rope_scaling" is {"rope_type":"linear","factor":4.0}: expected settings of full_attention in rope_parameters, where this architecture has them
+    "#);
+}
+
 #[test]
 fn heads_by_layer_that_fit_each_other_are_fine() {
     for changes in [

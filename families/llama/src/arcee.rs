@@ -27,6 +27,8 @@ fn read(config: &Config<'_>) -> Result<DecoderConfig> {
         config,
         &Defaults {
             own_feed_forward: true,
+            eps: Some(1e-5),
+            context: Some(4096),
             ..Defaults::default()
         },
     )

@@ -38,6 +38,12 @@ pub(crate) struct Defaults {
     pub tied: bool,
     /// `sliding_window` is a setting of this architecture.
     pub window: bool,
+    /// The window of a configuration without the key; one with a null has none.
+    pub default_window: Option<usize>,
+    /// Where these are none they are those of `LlamaConfig`.
+    pub rope_base: Option<f64>,
+    pub eps: Option<f64>,
+    pub context: Option<usize>,
     /// Width of a head where the configuration gives none; none is hidden size over heads.
     pub head_dim: Option<usize>,
     /// The feed-forward block is the architecture's own, and so is the meaning of `hidden_act`.
@@ -63,7 +69,12 @@ impl DecoderConfig {
             }
         };
         let n_layers = config.uint_in("num_hidden_layers", 1..=4096)?;
-        let rope = RopeConfig::read_whole(config, head_dim)?;
+        let base = defaults.rope_base.unwrap_or(10_000.0);
+        let rope = RopeConfig::read_whole_or(config, head_dim, base)?;
+        let (eps, context) = (
+            defaults.eps.unwrap_or(1e-6),
+            defaults.context.unwrap_or(2048),
+        );
         Ok(Self {
             vocab: config.uint("vocab_size")?,
             hidden,
@@ -71,8 +82,8 @@ impl DecoderConfig {
             heads,
             kv_heads,
             head_dim,
-            context: config.uint_or("max_position_embeddings", 2048)?,
-            eps: config.float_or("rms_norm_eps", 1e-6, 0.0..=1.0)? as f32,
+            context: config.uint_or("max_position_embeddings", context)?,
+            eps: config.float_or("rms_norm_eps", eps, 0.0..=1.0)? as f32,
             tied: config.bool_or("tie_word_embeddings", defaults.tied)?,
             attention_bias: config.bool_or("attention_bias", false)?,
             mlp_bias: config.bool_or("mlp_bias", false)?,
@@ -82,7 +93,7 @@ impl DecoderConfig {
                 Activation::read(config, "hidden_act", Activation::Silu)?
             },
             rope,
-            layers: layer_kinds(config, n_layers, defaults.window)?,
+            layers: layer_kinds(config, n_layers, defaults)?,
         })
     }
 
@@ -128,12 +139,15 @@ impl DecoderConfig {
     }
 }
 
-fn layer_kinds(config: &Config<'_>, n_layers: usize, has_window: bool) -> Result<Vec<LayerKind>> {
-    let window = if has_window {
-        config.opt_uint("sliding_window", 1..=1 << 30)?
-    } else {
-        None
-    };
+fn layer_kinds(
+    config: &Config<'_>,
+    n_layers: usize,
+    defaults: &Defaults,
+) -> Result<Vec<LayerKind>> {
+    const WINDOW: &str = "sliding_window";
+    let default = defaults.default_window.filter(|_| !config.is_null(WINDOW));
+    let given = || Ok(config.opt_uint(WINDOW, 1..=1 << 30)?.or(default));
+    let window = if defaults.window { given()? } else { None };
     let plain = LayerKind { window, rope: true };
     let Some(types) = config.opt_strs("layer_types")? else {
         return Ok(vec![plain; n_layers]);
@@ -152,15 +166,14 @@ fn layer_kinds(config: &Config<'_>, n_layers: usize, has_window: bool) -> Result
                 window: None,
                 rope: true,
             }),
-            "sliding_attention" => match config.opt_uint("sliding_window", 1..=1 << 30)? {
+            "sliding_attention" => match given()? {
                 Some(window) => Ok(LayerKind {
                     window: Some(window),
                     rope: true,
                 }),
-                None => Err(config.error(
-                    "sliding_window",
-                    "an integer, as layer_types has sliding_attention",
-                )),
+                None => {
+                    Err(config.error(WINDOW, "an integer, as layer_types has sliding_attention"))
+                }
             },
             _ => {
                 let known = "known types are full_attention and sliding_attention";

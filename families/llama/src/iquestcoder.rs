@@ -13,7 +13,7 @@ architecture! {
     id: "iquestcoder", display_name: "IQuest-Coder", category: "dense", task: "text-generation",
     model_types: ["iquestcoder"], gguf: [], aliases: ["IQuest-Coder-V1 7B", "IQuest-Coder-V1 40B"],
     runtimes: ["generate"], modalities_in: ["text"], output: "tokens",
-    backends: ["cpu": "supported"], kv_modes: ["fp16"],
+    backends: ["cpu": "supported"], kv_modes: ["fp16"], tensor_parallel: true,
 }
 
 fn read(config: &Config<'_>) -> Result<DecoderConfig> {

@@ -29,7 +29,13 @@ fn read(config: &Config<'_>) -> Result<LoopConfig> {
         return Err(config.unsupported("loop_num", "layers run exactly twice"));
     }
     Ok(LoopConfig {
-        decoder: DecoderConfig::read(config, &Defaults::default())?,
+        decoder: DecoderConfig::read(
+            config,
+            &Defaults {
+                rope_base: Some(5e5),
+                ..Defaults::default()
+            },
+        )?,
         window: config.uint_or("loop_window_size", 64)?,
     })
 }

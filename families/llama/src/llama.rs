@@ -15,8 +15,12 @@ architecture! {
     model_types: ["llama", "mistral"], gguf: ["llama"],
     aliases: ["Llama 2", "Llama 3", "Llama 3.1", "Llama 3.2", "Mistral 7B", "SmolLM", "SmolLM2", "TinyLlama", "Yi"],
     runtimes: ["generate"], modalities_in: ["text"], output: "tokens",
-    backends: ["cpu": "supported"], kv_modes: ["fp16"],
+    backends: ["cpu": "supported"], kv_modes: ["fp16"], tensor_parallel: true,
 }
+
+/// What `MistralConfig` of transformers has where a configuration does not say.
+pub(crate) const MISTRAL_WINDOW: usize = 4096;
+pub(crate) const MISTRAL_CONTEXT: usize = 131_072;
 
 fn read(config: &Config<'_>) -> Result<DecoderConfig> {
     let window = config.opt_str("model_type")? == Some("mistral");
@@ -24,6 +28,8 @@ fn read(config: &Config<'_>) -> Result<DecoderConfig> {
         config,
         &Defaults {
             window,
+            default_window: window.then_some(MISTRAL_WINDOW),
+            context: window.then_some(MISTRAL_CONTEXT),
             ..Defaults::default()
         },
     )

@@ -31,6 +31,10 @@ architecture! {
 /// Modules of a checkpoint that only images need.
 const OTHER_PARTS: [&str; 2] = ["vision_model", "multi_modal_projector"];
 
+const CHUNK: &str = "attention_chunk_size";
+/// The chunk of `Llama4TextConfig` in transformers.
+const DEFAULT_CHUNK: usize = 8192;
+
 /// What `text_config` may call itself.
 const MODEL_TYPES: [&str; 2] = ["llama4_text", "llama4"];
 
@@ -90,8 +94,10 @@ impl Llama4Config {
             ("num_attention_heads", heads),
         )?;
         let head_dim = config.opt_uint("head_dim", 2..=4096)?.unwrap_or(128);
-        let rope = RopeConfig::read_whole(config, head_dim)?;
-        let chunk = config.opt_uint("attention_chunk_size", 1..=1 << 30)?;
+        let rope = RopeConfig::read_whole_or(config, head_dim, 5e5)?;
+        let chunk = config.opt_uint(CHUNK, 1..=1 << 30)?;
+        // Without the key it is the class's; a null is none.
+        let chunk = chunk.or((!config.is_null(CHUNK)).then_some(DEFAULT_CHUNK));
         let n_layers = config.uint_in("num_hidden_layers", 1..=4096)?;
         let layers = layer_kinds(config, n_layers, chunk.is_some())?;
         let sparse = layers.iter().any(|layer| layer.sparse);
@@ -202,10 +208,9 @@ fn layer_kinds(config: &Config<'_>, n_layers: usize, has_chunk: bool) -> Result<
                 .map(|(layer, &kind)| match kind {
                     "full_attention" => Ok(false),
                     "chunked_attention" if has_chunk => Ok(true),
-                    "chunked_attention" => Err(config.error(
-                        "attention_chunk_size",
-                        "an integer, as layer_types has chunked_attention",
-                    )),
+                    "chunked_attention" => {
+                        Err(config.error(CHUNK, "an integer, as layer_types has chunked_attention"))
+                    }
                     _ => {
                         let known = "known types are full_attention and chunked_attention";
                         Err(config.unsupported_entry("layer_types", layer, known))

@@ -31,6 +31,8 @@ impl Ministral3Config {
             config,
             &Defaults {
                 window: true,
+                eps: Some(1e-5),
+                context: Some(262_144),
                 head_dim: Some(128),
                 ..Defaults::default()
             },

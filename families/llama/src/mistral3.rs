@@ -5,6 +5,7 @@
 use mlxcel_sdk::prelude::*;
 
 use crate::config::{DecoderConfig, Defaults};
+use crate::llama::{MISTRAL_CONTEXT, MISTRAL_WINDOW};
 use crate::ministral3::Ministral3Config;
 use crate::model::{Places, gated_mlp, load_plain};
 
@@ -37,6 +38,8 @@ impl Text {
                 &text,
                 &Defaults {
                     window: true,
+                    default_window: Some(MISTRAL_WINDOW),
+                    context: Some(MISTRAL_CONTEXT),
                     head_dim: Some(128),
                     ..Defaults::default()
                 },

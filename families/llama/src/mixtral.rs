@@ -28,6 +28,9 @@ fn read(config: &Config<'_>) -> Result<MixtralConfig> {
         config,
         &Defaults {
             window: true,
+            rope_base: Some(1e6),
+            eps: Some(1e-5),
+            context: Some(131_072),
             ..Defaults::default()
         },
     )?;

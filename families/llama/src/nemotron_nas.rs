@@ -56,7 +56,7 @@ impl NasConfig {
         let heads = config.uint_in("num_attention_heads", 1..=4096)?;
         config.divides(("num_attention_heads", heads), ("hidden_size", hidden))?;
         let head_dim = hidden / heads;
-        let rope = RopeConfig::read_whole(config, head_dim)?;
+        let rope = RopeConfig::read_whole_or(config, head_dim, 5e5)?;
         let n_layers = config.uint_in("num_hidden_layers", 1..=4096)?;
         let blocks = config.sections("block_configs")?.unwrap_or_default();
         if blocks.len() != n_layers {

@@ -13,7 +13,7 @@ architecture! {
     id: "smollm3", display_name: "SmolLM3", category: "dense", task: "text-generation",
     model_types: ["smollm3"], gguf: ["smollm3"], aliases: ["SmolLM3 3B"],
     runtimes: ["generate"], modalities_in: ["text"], output: "tokens",
-    backends: ["cpu": "supported"], kv_modes: ["fp16"],
+    backends: ["cpu": "supported"], kv_modes: ["fp16"], tensor_parallel: true,
 }
 
 fn read(config: &Config<'_>) -> Result<DecoderConfig> {
@@ -21,6 +21,8 @@ fn read(config: &Config<'_>) -> Result<DecoderConfig> {
     let defaults = Defaults {
         tied: true,
         window,
+        rope_base: Some(2e6),
+        context: Some(32_768),
         ..Defaults::default()
     };
     let mut decoder = DecoderConfig::read(config, &defaults)?;

@@ -60,8 +60,42 @@ fn chunks_of_llama4_follow_its_lists_and_intervals() {
     // Dense, as MobileLLM is: no expert is asked for.
     assert_eq!(
         of(json!({"moe_layers": [], "num_local_experts": 0})),
-        [0; 4]
+        [8192, 8192, 8192, 0]
     );
+}
+
+/// What a configuration leaves out is what the architecture's class has, and a null is none.
+#[test]
+fn what_is_left_out_is_the_classes() {
+    let window = |change: Value| {
+        let config = with(&base("mistral"), &change);
+        let windows = windows(&describe("llama", &config).unwrap());
+        windows[0]
+    };
+    assert_eq!(window(json!({})), 4096);
+    assert_eq!(window(json!({"sliding_window": null})), 0);
+    assert_eq!(window(json!({"sliding_window": 8})), 8);
+    let chunk = |change: Value| {
+        let config = with(&base("llama4_text"), &change);
+        windows(&describe("llama4", &config).unwrap())[0]
+    };
+    assert_eq!(chunk(json!({})), 8192);
+    assert_eq!(chunk(json!({"attention_chunk_size": null})), 0);
+    for (arch, model_type, context) in [
+        ("llama", "llama", 2048),
+        ("llama", "mistral", 131_072),
+        ("mixtral", "mixtral", 131_072),
+        ("smollm3", "smollm3", 32_768),
+        ("arcee", "arcee", 4096),
+    ] {
+        let mut config = base(model_type);
+        config
+            .as_object_mut()
+            .unwrap()
+            .remove("max_position_embeddings");
+        let desc = describe(arch, &config).unwrap();
+        assert_eq!(desc.context_length, context, "{model_type}");
+    }
 }
 
 #[test]
@@ -119,7 +153,8 @@ fn what_is_not_implemented_or_wrong_is_named() {
         ),
         (
             "llama4",
-            json!({"layer_types": ["chunked_attention", "full_attention", "full_attention", "full_attention"]}),
+            json!({"layer_types": ["chunked_attention", "full_attention", "full_attention", "full_attention"],
+                "attention_chunk_size": null}),
         ),
         (
             "llama4",
@@ -221,7 +256,7 @@ fn what_is_not_implemented_or_wrong_is_named() {
     llama4: config key "moe_layers" is [1,4]: expected layer numbers below 4, not 4
     llama4: config key "no_rope_layers" is [1,1]: expected one entry for each of 4 layers
     llama4: config key "num_experts_per_tok" is 3: expected at most the number of experts (2)
-    llama4: config key "attention_chunk_size" is missing: expected an integer, as layer_types has chunked_attention
+    llama4: config key "attention_chunk_size" is null: expected an integer, as layer_types has chunked_attention
     llama4: layer_types[3] = "sliding_attention" is not supported by this plugin: known types are full_attention and chunked_attention
     llama4: config key "attn_temperature_tuning" is "on": expected true or false
     llama4: config key "floor_scale" is 0: expected a number from 1 to 1000000000

@@ -55,7 +55,7 @@ rules! {
     };
     mistral_with_a_window: {"model_type": "mistral", "sliding_window": 5};
     mixtral: {"model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2};
-    ministral3: {"model_type": "ministral3", "head_dim": 8, "sliding_window": 7, "rope_parameters": {
+    ministral3: {"model_type": "ministral3", "head_dim": 8, "rope_theta": null, "sliding_window": 7, "rope_parameters": {
         "rope_type": "yarn", "rope_theta": 1000.0, "factor": 8.0, "original_max_position_embeddings": 4,
         "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.5,
     }};

@@ -131,16 +131,14 @@ pub(crate) fn count(summary: &GgufSummary, key: &str) -> Result<usize> {
 fn read_config(summary: &GgufSummary, kind: Kind, adapter: &mut GgufAdapter) -> Result<()> {
     adapter.set("model_type", kind.model_type());
     for (from, to) in NUMBERS {
-        adapter.set(to, summary.number(from)?.clone());
+        adapter.take(summary, from, to)?;
     }
     adapter.set("vocab_size", summary.vocab_size()?);
     for (from, to) in [
         ("attention.head_count_kv", "num_key_value_heads"),
         ("rope.freq_base", "rope_theta"),
     ] {
-        if let Some(value) = summary.opt_number(from)? {
-            adapter.set(to, value.clone());
-        }
+        adapter.take_some(summary, from, to)?;
     }
     // llama.cpp's default, which is not that of the configuration class of qwen3.
     let head_dim = match summary.opt_number("attention.key_length")? {
@@ -149,30 +147,52 @@ fn read_config(summary: &GgufSummary, kind: Kind, adapter: &mut GgufAdapter) -> 
             (count(summary, "embedding_length")? / count(summary, "attention.head_count")?).into()
         }
     };
+    if let Some(width) = head_dim.as_u64().and_then(|n| usize::try_from(n).ok()) {
+        let whole = "the width of a head, all features of which are rotated";
+        summary.repeats("rope.dimension_count", width, whole)?;
+        summary.repeats("attention.value_length", width, "as wide as keys")?;
+    }
     adapter.set("head_dim", head_dim);
+    adapter.comes_from(summary, "head_dim", "attention.key_length")?;
     let biased = summary.has("blk.0.attn_q.bias");
     adapter.set("attention_bias", biased);
     adapter.set("qkv_bias", biased);
     if !kind.has_experts() {
-        adapter.set(
-            "intermediate_size",
-            summary.number("feed_forward_length")?.clone(),
-        );
-        return Ok(());
+        return adapter.take(summary, "feed_forward_length", "intermediate_size");
     }
-    adapter.set("num_experts", summary.number("expert_count")?.clone());
-    adapter.set(
-        "num_experts_per_tok",
-        summary.number("expert_used_count")?.clone(),
-    );
+    adapter.take(summary, "expert_count", "num_experts")?;
+    adapter.take(summary, "expert_used_count", "num_experts_per_tok")?;
     // There is no key: llama.cpp's graph of the one renormalises and of the other does not.
     adapter.set("norm_topk_prob", kind == Kind::Qwen3Moe);
     // Early files lack the keys of the two widths; the tensors always tell.
-    let inner = rows_of(summary, "blk.0.ffn_gate_exps.weight", 1)?;
-    adapter.set("moe_intermediate_size", inner);
-    if kind == Kind::Qwen2Moe {
-        let shared = rows_of(summary, "blk.0.ffn_gate_shexp.weight", 0)?;
-        adapter.set("shared_expert_intermediate_size", shared);
+    read_expert_widths(summary, adapter, kind == Kind::Qwen2Moe)
+}
+
+/// Widths of the experts, from the tensors.
+pub(crate) fn read_expert_widths(
+    summary: &GgufSummary,
+    adapter: &mut GgufAdapter,
+    shared: bool,
+) -> Result<()> {
+    let mut read = |to: &str, from: &str, tensor: &str, axis| {
+        let width = rows_of(summary, tensor, axis)?;
+        adapter.set(to, width);
+        adapter.comes_from(summary, to, from)?;
+        summary.repeats(from, width, &format!("as the shape of {tensor} says"))
+    };
+    read(
+        "moe_intermediate_size",
+        "expert_feed_forward_length",
+        "blk.0.ffn_gate_exps.weight",
+        1,
+    )?;
+    if shared {
+        read(
+            "shared_expert_intermediate_size",
+            "expert_shared_feed_forward_length",
+            "blk.0.ffn_gate_shexp.weight",
+            0,
+        )?;
     }
     Ok(())
 }
@@ -200,8 +220,7 @@ pub(crate) fn read_scaling(summary: &GgufSummary, adapter: &mut GgufAdapter) -> 
             });
         }
     }
-    adapter.set("rope_scaling", scaling);
-    Ok(())
+    adapter.set_scaling(summary, scaling, &SCALING_NUMBERS)
 }
 
 pub(crate) fn map_tensors(

@@ -6,7 +6,8 @@ use mlxcel_sdk::gguf::GgufOp;
 use mlxcel_sdk::prelude::*;
 
 use crate::gguf::{
-    EXPERT_TENSORS, count, map_shared_gate, map_tensors, read_scaling, refuse_pooling, rows_of,
+    EXPERT_TENSORS, count, map_shared_gate, map_tensors, read_expert_widths, read_scaling,
+    refuse_pooling,
 };
 use crate::hybrid_config::TILED;
 
@@ -87,6 +88,7 @@ pub(crate) fn adapt(summary: &GgufSummary, kind: Hybrid) -> Result<GgufAdapter> 
 fn layers(summary: &GgufSummary) -> Result<usize> {
     const KEY: &str = "nextn_predict_layers";
     let all = count(summary, "block_count")?;
+    let full = summary.full_key(KEY)?;
     let Some(drafts) = summary.opt_number(KEY)? else {
         return Ok(all);
     };
@@ -95,7 +97,7 @@ fn layers(summary: &GgufSummary) -> Result<usize> {
         .and_then(|drafts| all.checked_sub(usize::try_from(drafts).ok()?))
         .filter(|left| *left > 0);
     left.ok_or_else(|| Error::Config {
-        key: KEY.to_owned(),
+        key: full.clone(),
         found: drafts.to_string(),
         expected: format!("an integer below block_count ({all})"),
     })
@@ -111,24 +113,37 @@ fn read_config(summary: &GgufSummary, kind: Hybrid, adapter: &mut GgufAdapter) -
         },
     );
     for (from, to) in NUMBERS {
-        adapter.set(to, summary.number(from)?.clone());
+        adapter.take(summary, from, to)?;
     }
     adapter.set("vocab_size", summary.vocab_size()?);
-    if let Some(base) = summary.opt_number("rope.freq_base")? {
-        adapter.set("rope_theta", base.clone());
-    }
+    adapter.take_some(summary, "rope.freq_base", "rope_theta")?;
     let (heads, inner) = (
         count(summary, "ssm.time_step_rank")?,
         count(summary, "ssm.inner_size")?,
     );
+    if !inner.is_multiple_of(heads) {
+        return Err(Error::Config {
+            key: summary.full_key("ssm.inner_size")?,
+            found: inner.to_string(),
+            expected: format!(
+                "a multiple of {} ({heads})",
+                summary.full_key("ssm.time_step_rank")?
+            ),
+        });
+    }
     adapter.set("linear_value_head_dim", inner / heads);
+    adapter.comes_from(summary, "linear_value_head_dim", "ssm.inner_size")?;
     adapter.set(TILED, kind != Hybrid::Next);
     let head_dim = count(summary, "attention.key_length")?;
+    summary.repeats("attention.value_length", head_dim, "as wide as keys")?;
     adapter.set("head_dim", head_dim);
+    adapter.comes_from(summary, "head_dim", "attention.key_length")?;
     let rotated = count(summary, "rope.dimension_count")?;
     adapter.set("partial_rotary_factor", rotated as f64 / head_dim as f64);
+    adapter.comes_from(summary, "partial_rotary_factor", "rope.dimension_count")?;
     let n_layers = layers(summary)?;
     adapter.set("num_hidden_layers", n_layers);
+    adapter.comes_from(summary, "num_hidden_layers", "block_count")?;
     let attends = |layer: usize| summary.has(&format!("blk.{layer}.attn_q.weight"));
     let types: Vec<&str> = (0..n_layers)
         .map(|layer| {
@@ -140,23 +155,37 @@ fn read_config(summary: &GgufSummary, kind: Hybrid, adapter: &mut GgufAdapter) -
         })
         .collect();
     let biased = (0..n_layers).any(|layer| summary.has(&format!("blk.{layer}.attn_q.bias")));
+    check_interval(summary, &types)?;
     adapter.set("layer_types", types);
     adapter.set("attention_bias", biased);
     if kind == Hybrid::Dense35 {
-        let inner = summary.number("feed_forward_length")?;
-        adapter.set("intermediate_size", inner.clone());
-        return Ok(());
+        return adapter.take(summary, "feed_forward_length", "intermediate_size");
     }
-    adapter.set("num_experts", summary.number("expert_count")?.clone());
-    let used = summary.number("expert_used_count")?;
-    adapter.set("num_experts_per_tok", used.clone());
-    adapter.set(
-        "moe_intermediate_size",
-        rows_of(summary, "blk.0.ffn_gate_exps.weight", 1)?,
-    );
-    let shared = rows_of(summary, "blk.0.ffn_gate_shexp.weight", 0)?;
-    adapter.set("shared_expert_intermediate_size", shared);
-    Ok(())
+    adapter.take(summary, "expert_count", "num_experts")?;
+    adapter.take(summary, "expert_used_count", "num_experts_per_tok")?;
+    read_expert_widths(summary, adapter, true)
+}
+
+/// The tensors tell which layers attend; every so many do, where the file says how many.
+fn check_interval(summary: &GgufSummary, types: &[&str]) -> Result<()> {
+    const KEY: &str = "full_attention_interval";
+    let Some(number) = summary.opt_number(KEY)? else {
+        return Ok(());
+    };
+    let interval = number.as_u64().and_then(|n| usize::try_from(n).ok());
+    let attends = |layer: usize| interval.is_some_and(|n| n > 0 && (layer + 1).is_multiple_of(n));
+    let differs = |(layer, kind): (usize, &&str)| attends(layer) != (*kind == "full_attention");
+    match types.iter().enumerate().position(differs) {
+        Some(layer) => Err(Error::Config {
+            key: summary.full_key(KEY)?,
+            found: number.to_string(),
+            expected: format!(
+                "an interval that makes layer {layer} one of {}, as its tensors say, or no such key",
+                types.get(layer).copied().unwrap_or_default()
+            ),
+        }),
+        None => Ok(()),
+    }
 }
 
 /// Kernel, decay and its bias.

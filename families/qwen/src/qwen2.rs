@@ -17,7 +17,7 @@ architecture! {
     model_types: ["qwen2"], gguf: ["qwen2"],
     aliases: ["Qwen1.5", "Qwen2", "Qwen2.5", "Qwen2.5-Coder", "QwQ", "DeepSeek-R1-Distill-Qwen"],
     runtimes: ["generate"], modalities_in: ["text"], output: "tokens",
-    backends: ["cpu": "supported"], kv_modes: ["fp16"],
+    backends: ["cpu": "supported"], kv_modes: ["fp16"], tensor_parallel: true,
 }
 
 struct Qwen2Config {

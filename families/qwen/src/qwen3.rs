@@ -16,7 +16,7 @@ architecture! {
     id: "qwen3", display_name: "Qwen3", category: "dense", task: "text-generation",
     model_types: ["qwen3"], gguf: ["qwen3"], aliases: ["Qwen3"],
     runtimes: ["generate"], modalities_in: ["text"], output: "tokens",
-    backends: ["cpu": "supported"], kv_modes: ["fp16"],
+    backends: ["cpu": "supported"], kv_modes: ["fp16"], tensor_parallel: true,
 }
 
 /// `Qwen3Config`'s own default, whatever the hidden size.

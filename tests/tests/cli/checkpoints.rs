@@ -265,9 +265,9 @@ fn inspect_and_the_guard_have_one_verdict() {
     insta::assert_snapshot!(refused[0].1, @"error: backend mock does not keep keys and values in q4_0: leave --cache-type-k and --cache-type-v out, or choose a backend that lists q4_0");
 }
 
-/// A family speaks of the configuration's keys; a GGUF file has others.
+/// A family reads the configuration's keys; a GGUF file has others, and those are named.
 #[test]
-fn a_fault_of_gguf_metadata_says_whose_names_it_has() {
+fn a_fault_of_gguf_metadata_has_the_names_of_the_file() {
     let mlxcel = Mlxcel::new().with_real_plugins();
     let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("golden/gemma/gguf-gemma/model.gguf");
     let mut bytes = std::fs::read(file).expect("read");
@@ -284,7 +284,7 @@ fn a_fault_of_gguf_metadata_says_whose_names_it_has() {
     exit 5
     --- stdout
     --- stderr
-    error: [home]/bad.gguf: family gemma: describe: config key "num_attention_heads" is 2: expected a multiple of num_key_value_heads (3) (in config.json's names, for which the plugin read the file's metadata)
+    error: [home]/bad.gguf: family gemma: describe: config key "gemma.attention.head_count" is 2: expected a multiple of gemma.attention.head_count_kv (3)
     "#);
 }
 

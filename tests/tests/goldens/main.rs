@@ -15,6 +15,7 @@ mod family_config_keys;
 mod family_configs;
 mod gemma;
 mod gemma3_270m;
+mod gguf_keys;
 mod llama;
 mod qwen;
 mod smollm2;

@@ -3,6 +3,11 @@
 
 use crate::{Config, Result};
 
+/// Key of the base, in the settings and beside them.
+const BASE_KEY: &str = "rope_theta";
+const NEWER: &str = "rope_parameters";
+const OLDER: &str = "rope_scaling";
+
 /// Settings of a rotary embedding.
 #[derive(Debug, Clone, PartialEq)]
 pub struct RopeConfig {
@@ -73,6 +78,8 @@ pub enum RopeScaling {
 }
 
 const FACTOR: core::ops::RangeInclusive<f64> = 1e-3..=1e6;
+/// Base where neither the configuration nor the architecture says.
+const DEFAULT_BASE: f64 = 10_000.0;
 const BASE: core::ops::RangeInclusive<f64> = 1.0..=1e12;
 const PARTIAL: &str = "partial_rotary_factor";
 const PARTIAL_RANGE: core::ops::RangeInclusive<f64> = 1e-3..=1.0;
@@ -83,15 +90,20 @@ impl RopeConfig {
     /// several settings where the configuration nests them by type of layer.
     pub fn read(config: &Config<'_>, head_dim: usize, layer_type: Option<&str>) -> Result<Self> {
         Settings::find(config, layer_type, |place| {
-            Self::at(config, place, 10_000.0, head_dim, 1.0)
+            Self::at(config, place, DEFAULT_BASE, head_dim, 1.0)
         })
     }
 
     /// As [`RopeConfig::read`] of a model that rotates all features of a head: a smaller share is refused
     /// where it stands.
     pub fn read_whole(config: &Config<'_>, head_dim: usize) -> Result<Self> {
+        Self::read_whole_or(config, head_dim, DEFAULT_BASE)
+    }
+
+    /// As [`RopeConfig::read_whole`] of a model whose base is `base` where the configuration does not say.
+    pub fn read_whole_or(config: &Config<'_>, head_dim: usize, base: f64) -> Result<Self> {
         Settings::find(config, None, |place| {
-            let rope = Self::at(config, place, 10_000.0, head_dim, 1.0)?;
+            let rope = Self::at(config, place, base, head_dim, 1.0)?;
             rope.check_whole(config, place.inner, head_dim)?;
             Ok(rope)
         })
@@ -101,7 +113,7 @@ impl RopeConfig {
     /// configuration does not say.
     pub fn read_share(config: &Config<'_>, head_dim: usize, share: f64) -> Result<Self> {
         Settings::find(config, None, |place| {
-            Self::at(config, place, 10_000.0, head_dim, share)
+            Self::at(config, place, DEFAULT_BASE, head_dim, share)
         })
     }
 
@@ -118,6 +130,47 @@ impl RopeConfig {
             outer_base: false,
         };
         Self::at(config, &place, base, head_dim, 1.0)
+    }
+
+    /// Base of the frequencies: `rope_theta` in `settings`, or `key` beside them, or `default`. The reference
+    /// drops the one beside where both are there, so that two different ones are refused.
+    pub fn read_base(
+        config: &Config<'_>,
+        key: &str,
+        settings: Option<&Config<'_>>,
+        default: f64,
+    ) -> Result<f64> {
+        let base = config.number_once(key, settings, BASE_KEY, BASE)?;
+        Ok(base.unwrap_or(default))
+    }
+
+    /// Refuses a `rope_scaling` that says something else than `settings`, a part of `rope_parameters`: some
+    /// versions of the reference take the one, some the other, some both.
+    pub fn check_older(config: &Config<'_>, settings: &Config<'_>) -> Result<()> {
+        let Some(older) = config.section(OLDER)? else {
+            return Ok(());
+        };
+        for (key, value) in older.entries() {
+            let is_type = matches!(key, "type" | "rope_type");
+            let beside = if is_type {
+                settings.spelled(&["rope_type", "type"])
+            } else {
+                Some(key)
+            };
+            let key = beside.unwrap_or(key);
+            let beside = settings.get(key);
+            let same_number = || Some(beside?.as_f64()? == value.as_f64()?);
+            let is_default = is_type && beside.is_none() && value == "default";
+            if beside != Some(value) && !is_default && same_number() != Some(true) {
+                let said = beside.map_or_else(|| "missing".to_owned(), ToString::to_string);
+                let expected = format!(
+                    "what {} says ({said}), or only one of the two",
+                    settings.name(key)
+                );
+                return Err(config.error(OLDER, expected));
+            }
+        }
+        Ok(())
     }
 
     /// Refuses a share of rotated features in `settings` or beside them.
@@ -144,15 +197,15 @@ impl RopeConfig {
     ) -> Result<Self> {
         let settings = place.inner;
         let base = if place.outer_base {
-            place_of("rope_theta", config, settings).float_or("rope_theta", base, BASE)?
+            Self::read_base(config, BASE_KEY, settings, base)?
         } else {
             match settings {
-                Some(settings) => settings.float_or("rope_theta", base, BASE)?,
+                Some(settings) => settings.float_or(BASE_KEY, base, BASE)?,
                 None => base,
             }
         };
+        let given = config.number_once(PARTIAL, settings, PARTIAL, PARTIAL_RANGE)?;
         let partial_place = place_of(PARTIAL, config, settings);
-        let given = partial_place.opt_float(PARTIAL, PARTIAL_RANGE)?;
         let dims = (head_dim as f64 * given.unwrap_or(share)) as usize;
         if dims == 0 || !dims.is_multiple_of(2) {
             let expected = format!(
@@ -188,14 +241,17 @@ impl Settings<'_> {
         layer_type: Option<&str>,
         read: impl FnOnce(&Settings<'_>) -> Result<T>,
     ) -> Result<T> {
-        let outer = config.section("rope_parameters")?;
+        let outer = config.section(NEWER)?;
         let nested = match (&outer, layer_type) {
             (Some(outer), Some(kind)) => outer.section(kind)?,
             _ => None,
         };
-        let legacy = config.section("rope_scaling")?;
+        let legacy = config.section(OLDER)?;
         if let (Some(outer), None) = (&outer, &nested) {
-            one_set_of_settings(config, outer, legacy.as_ref(), layer_type)?;
+            one_set_of_settings(config, outer, layer_type)?;
+        }
+        if let Some(settings) = nested.as_ref().or(outer.as_ref()) {
+            RopeConfig::check_older(config, settings)?;
         }
         read(&Settings {
             inner: nested.as_ref().or(outer.as_ref()).or(legacy.as_ref()),
@@ -215,22 +271,14 @@ fn place_of<'c>(
         .unwrap_or(config)
 }
 
-/// Refuses settings that would have to be dropped: those of layer types that nobody asked for, and a
-/// `rope_scaling` beside `rope_parameters` that says something else.
+/// Refuses settings that would have to be dropped: those of layer types that nobody asked for.
 fn one_set_of_settings(
     config: &Config<'_>,
     settings: &Config<'_>,
-    legacy: Option<&Config<'_>>,
     layer_type: Option<&str>,
 ) -> Result<()> {
     let is_settings = |value: &serde_json::Value| {
-        let names = [
-            "rope_theta",
-            "rope_type",
-            "type",
-            "factor",
-            "partial_rotary_factor",
-        ];
+        let names = [BASE_KEY, "rope_type", "type", "factor", PARTIAL];
         names.iter().any(|name| value.get(name).is_some())
     };
     if settings.entries().any(|(_, value)| is_settings(value)) {
@@ -238,20 +286,7 @@ fn one_set_of_settings(
             Some(kind) => format!("an entry {kind} beside those of other layer types"),
             None => "one set of settings, as all layers of this architecture share it".to_owned(),
         };
-        return Err(config.error("rope_parameters", expected));
-    }
-    for (key, value) in legacy.into_iter().flat_map(Config::entries) {
-        let beside = match key {
-            "type" | "rope_type" => settings
-                .spelled(&["rope_type", "type"])
-                .and_then(|key| settings.get(key)),
-            key => settings.get(key),
-        };
-        let is_default = beside.is_none() && value == "default";
-        if beside != Some(value) && !is_default {
-            let expected = format!("what rope_parameters says of {key}, or only one of the two");
-            return Err(config.error("rope_scaling", expected));
-        }
+        return Err(config.error(NEWER, expected));
     }
     Ok(())
 }
@@ -278,13 +313,10 @@ fn type_of<'c>(settings: &Config<'c>) -> Result<(&'static str, &'c str)> {
 fn read_scaling(config: &Config<'_>, settings: &Config<'_>, dims: usize) -> Result<RopeScaling> {
     let (key, kind) = type_of(settings)?;
     let limit = config.uint_or("max_position_embeddings", 2048)?;
-    // Beside the settings it wins over the one inside, as in the reference.
     let original = |fallback: usize| -> Result<f64> {
         let name = "original_max_position_embeddings";
-        let range = 1.0..=1e9;
-        let beside = config.opt_float(name, range.clone())?;
-        let inside = settings.opt_float(name, range)?;
-        Ok(beside.or(inside).unwrap_or(fallback as f64))
+        let given = config.number_once(name, Some(settings), name, 1.0..=1e9)?;
+        Ok(given.unwrap_or(fallback as f64))
     };
     match kind {
         "default" => match settings.opt_float("factor", FACTOR)? {
@@ -507,6 +539,91 @@ mod tests {
             .unwrap_err()
             .to_string();
         assert!(odd.contains("\"head_dim\" is missing"), "{odd}");
+    }
+
+    #[test]
+    fn a_number_inside_and_beside_the_settings_must_be_the_same() {
+        let scaled = |inside: Value| {
+            let mut settings = json!({"rope_type": "yarn", "factor": 2.0});
+            settings
+                .as_object_mut()
+                .unwrap()
+                .extend(inside.as_object().unwrap().clone());
+            settings
+        };
+        let all = |key: &str, inside: &Value, beside: &Value| {
+            let inside = scaled(json!({ key: inside }));
+            let nested = json!({"full_attention": inside, "sliding_attention": {}});
+            let of = |name: &str, settings: &Value, kind| {
+                let result = read(&json!({ name: settings, key: beside }), kind);
+                result.map(|_| ())
+            };
+            [
+                of("rope_parameters", &inside, None),
+                of("rope_scaling", &inside, None),
+                of("rope_parameters", &nested, Some("full_attention")),
+            ]
+        };
+        for (key, number, other) in [
+            ("rope_theta", json!(5e5), json!(1e6)),
+            ("partial_rotary_factor", json!(0.5), json!(1)),
+            ("original_max_position_embeddings", json!(32), json!(64)),
+        ] {
+            assert_eq!(
+                all(key, &number, &number),
+                [Ok(()), Ok(()), Ok(())],
+                "{key}"
+            );
+            assert_eq!(
+                all(key, &number, &Value::Null),
+                [Ok(()), Ok(()), Ok(())],
+                "{key}"
+            );
+            let places = [
+                "rope_parameters",
+                "rope_scaling",
+                "rope_parameters.full_attention",
+            ];
+            for (result, place) in all(key, &number, &other).into_iter().zip(places) {
+                let error = result.unwrap_err();
+                let place = format!("{place}.{key}");
+                let both = [
+                    format!("\"{key}\" is {other}"),
+                    format!("expected {}, as {place} says", number.as_f64().unwrap()),
+                ];
+                assert!(both.iter().all(|part| error.contains(part)), "{error}");
+            }
+        }
+    }
+
+    /// The reference merges the two, or takes either, by version and architecture.
+    #[test]
+    fn older_settings_beside_those_of_a_layer_type_must_say_the_same() {
+        let both = |older: Value| {
+            json!({"rope_scaling": older, "rope_parameters": {"sliding_attention": {"rope_theta": 1e4},
+                "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6}}})
+        };
+        let full = |older: Value| read(&both(older), Some("full_attention"));
+        assert_eq!(full(json!({"type": "linear", "factor": 8})), Ok(1e6));
+        assert_eq!(full(Value::Null), Ok(1e6));
+        for (older, said) in [
+            (
+                json!({"factor": 4.0}),
+                "rope_parameters.full_attention.factor says (8.0)",
+            ),
+            (
+                json!({"rope_type": "yarn"}),
+                "full_attention.rope_type says (\"linear\")",
+            ),
+            (
+                json!({"beta_fast": 32}),
+                "full_attention.beta_fast says (missing)",
+            ),
+        ] {
+            let error = full(older.clone()).unwrap_err();
+            let key = format!("\"rope_scaling\" is {older}");
+            assert!(error.contains(said) && error.contains(&key), "{error}");
+        }
     }
 
     #[test]

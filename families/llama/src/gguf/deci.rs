@@ -47,7 +47,7 @@ pub(crate) fn adapt(summary: &GgufSummary) -> Result<GgufAdapter> {
     let mut adapter = GgufAdapter::default();
     adapter.set("model_type", "nemotron-nas");
     for (from, to) in NUMBERS {
-        adapter.set(to, summary.number(from)?.clone());
+        adapter.take(summary, from, to)?;
     }
     read_sizes(summary, &mut adapter)?;
     read_scaling(summary, &mut adapter)?;
@@ -58,6 +58,7 @@ pub(crate) fn adapt(summary: &GgufSummary) -> Result<GgufAdapter> {
     let widths = per_layer(summary, "feed_forward_length", n_layers)?;
     let heads = head_counts.iter().copied().max().unwrap_or(0);
     adapter.set("num_attention_heads", heads);
+    adapter.comes_from(summary, "num_attention_heads", "attention.head_count")?;
     let mut blocks = Vec::with_capacity(n_layers);
     let layers = head_counts.iter().zip(&kv_counts).zip(&widths).enumerate();
     for (layer, ((&layer_heads, &kv_heads), &width)) in layers {
@@ -75,7 +76,7 @@ pub(crate) fn adapt(summary: &GgufSummary) -> Result<GgufAdapter> {
             }
             (_, kv_heads) => {
                 return Err(Error::Config {
-                    key: "deci.attention.head_count_kv".to_owned(),
+                    key: summary.full_key("attention.head_count_kv")?,
                     found: kv_heads.to_string(),
                     expected: format!("divisors of {heads} heads"),
                 });

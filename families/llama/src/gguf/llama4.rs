@@ -45,17 +45,21 @@ const EXPERTS_WITHOUT_QK_NORM: usize = 128;
 pub(crate) fn adapt(summary: &GgufSummary) -> Result<GgufAdapter> {
     if let Some(window) = summary.opt_number("attention.sliding_window")? {
         return Err(Error::Unsupported {
-            what: format!("llama4.attention.sliding_window = {window}"),
+            what: format!(
+                "{} = {window}",
+                summary.full_key("attention.sliding_window")?
+            ),
             supported: format!("files without the key, whose chunk is {CHUNK}"),
         });
     }
     let mut adapter = GgufAdapter::default();
     adapter.set("model_type", "llama4_text");
     for (from, to) in NUMBERS {
-        adapter.set(to, summary.number(from)?.clone());
+        adapter.take(summary, from, to)?;
     }
     let n_experts = count(summary, "expert_count")?;
     adapter.set("num_local_experts", n_experts);
+    adapter.comes_from(summary, "num_local_experts", "expert_count")?;
     adapter.set("use_qk_norm", n_experts != EXPERTS_WITHOUT_QK_NORM);
     adapter.set("attention_chunk_size", CHUNK);
     adapter.set("floor_scale", CHUNK);

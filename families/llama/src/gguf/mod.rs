@@ -41,6 +41,8 @@ const SCALING_NUMBERS: [(&str, &str); 4] = [
     ("attention.temperature_scale", "llama_4_scaling_beta"),
 ];
 
+const MULTIPLIER: &str = "rope.scaling.yarn_log_multiplier";
+
 const LAYER_TENSORS: [(&str, &str); 7] = [
     ("attn_v", "self_attn.v_proj"),
     ("attn_output", "self_attn.o_proj"),
@@ -91,6 +93,8 @@ fn read_kv_heads(summary: &GgufSummary, heads: usize, adapter: &mut GgufAdapter)
         heads
     };
     adapter.set("num_key_value_heads", kv_heads);
+    let (from, to) = ("attention.head_count_kv", "num_key_value_heads");
+    adapter.comes_from(summary, to, from)?;
     Ok(kv_heads)
 }
 
@@ -111,14 +115,17 @@ fn map_frame(summary: &GgufSummary, adapter: &mut GgufAdapter) {
 /// Sizes that the metadata lacks or has under more than one key.
 fn read_sizes(summary: &GgufSummary, adapter: &mut GgufAdapter) -> Result<()> {
     adapter.set("vocab_size", summary.vocab_size()?);
-    if let Some(width) = summary
-        .opt_number("attention.key_length")?
-        .or(summary.opt_number("rope.dimension_count")?)
-    {
-        adapter.set("head_dim", width.clone());
+    if adapter.take_some(summary, "attention.key_length", "head_dim")? {
+        let width = count(summary, "attention.key_length")?;
+        let whole = "as attention.key_length says and all features of a head are rotated";
+        summary.repeats("rope.dimension_count", width, whole)?;
+        summary.repeats("attention.value_length", width, "as wide as keys")?;
+    } else {
+        adapter.take_some(summary, "rope.dimension_count", "head_dim")?;
     }
-    if let Some(base) = summary.opt_number("rope.freq_base")? {
-        adapter.set("rope_theta", base.clone());
+    // llama.cpp has one default for all architectures, configuration classes have theirs.
+    if !adapter.take_some(summary, "rope.freq_base", "rope_theta")? {
+        adapter.set("rope_theta", 10_000.0);
     }
     Ok(())
 }
@@ -130,16 +137,14 @@ fn read_config(summary: &GgufSummary, kind: Kind, adapter: &mut GgufAdapter) -> 
     };
     adapter.set("model_type", model_type);
     for (from, to) in NUMBERS {
-        adapter.set(to, summary.number(from)?.clone());
+        adapter.take(summary, from, to)?;
     }
     read_sizes(summary, adapter)?;
     for (from, to) in [
         ("expert_count", "num_local_experts"),
         ("expert_used_count", "num_experts_per_tok"),
     ] {
-        if let Some(value) = summary.opt_number(from)? {
-            adapter.set(to, value.clone());
-        }
+        adapter.take_some(summary, from, to)?;
     }
     read_scaling(summary, adapter)
 }
@@ -150,12 +155,15 @@ fn read_scaling(summary: &GgufSummary, adapter: &mut GgufAdapter) -> Result<()> 
     };
     // With the multiplier the temperature of the softmax is on the scores and cancels out of the
     // embedding: the two `mscale` keys of the original are equal.
-    if let Some(multiplier) = summary.opt_number("rope.scaling.yarn_log_multiplier")? {
+    if let Some(multiplier) = summary.opt_number(MULTIPLIER)? {
         scaling.insert("mscale".to_owned(), multiplier.clone());
         scaling.insert("mscale_all_dim".to_owned(), multiplier.clone());
+        for key in ["mscale", "mscale_all_dim"] {
+            let key = format!("rope_scaling.{key}");
+            adapter.comes_from(summary, &key, MULTIPLIER)?;
+        }
     }
-    adapter.set("rope_scaling", scaling);
-    Ok(())
+    adapter.set_scaling(summary, scaling, &SCALING_NUMBERS)
 }
 
 fn map_layer(
