@@ -41,12 +41,15 @@ pub fn open_model(
     };
     let described = family.describe(&decision.arch, &checkpoint.config().to_string());
     let description = described.map_err(|error| match checkpoint.gguf() {
-        // The plugin names keys of the configuration that it made itself.
+        // A plugin names the file's keys where it left them in the configuration that it made.
         Some(_) => EngineError::Gguf {
             path: path.to_owned(),
-            message: format!(
-                "{error} (in config.json's names, for which the plugin read the file's metadata)"
-            ),
+            message: match checkpoint.config().get("gguf_names").is_some() {
+                true => error.to_string(),
+                false => format!(
+                    "{error} (in config.json's names, for which the plugin read the file's metadata)"
+                ),
+            },
         },
         None => error.into(),
     })?;
