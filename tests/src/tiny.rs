@@ -19,6 +19,7 @@ use mlxcel::engine::{
 use mlxcel::plugin::{BackendChoice, DType, Loader, SelectedBackend};
 use mlxcel::sampling::SamplingParams;
 use mlxcel_registry::plugin::{Catalogue, HostProfile, SearchInputs};
+use serde_json::Value;
 
 use crate::cli::Mlxcel;
 use crate::golden::folder;
@@ -65,15 +66,20 @@ pub fn open_path(checkpoint: &Path, files: &[PathBuf]) -> (OpenedModel, Selected
     (opened, backend)
 }
 
-/// A copy of a checkpoint in the home folder of `mlxcel`, with what a server needs besides: a letter for each of its 64
-/// tokens, of which the third ends an answer.
+/// A copy of a checkpoint in the home folder of `mlxcel`, with what a server needs besides: a letter for each of its tokens,
+/// of which there are at most 106 and the third ends an answer.
 pub fn copy_with_tokenizer(mlxcel: &Mlxcel, (family, variant): Kind) -> PathBuf {
     let source = folder(family, variant);
     for name in ["config.json", "model.safetensors"] {
         let bytes = std::fs::read(source.join(name)).unwrap();
         mlxcel.file(&format!("{variant}/{name}"), bytes);
     }
-    let tokenizer = tokenizer_of(('!'..).take(64), 2).to_string();
+    let config = std::fs::read(source.join("config.json")).unwrap();
+    let config: Value = serde_json::from_slice(&config).unwrap();
+    let size = config["vocab_size"].as_u64().unwrap() as usize;
+    // Of the letters that stand for bytes, those that stand for themselves.
+    let letters = ('!'..='~').chain('¡'..='¬').take(size);
+    let tokenizer = tokenizer_of(letters, 2).to_string();
     mlxcel.file(&format!("{variant}/tokenizer.json"), tokenizer);
     let settings = r#"{"eos_token": "<|end|>", "chat_template": "{{ messages[0]['content'] }}"}"#;
     mlxcel.file(&format!("{variant}/tokenizer_config.json"), settings);

@@ -70,6 +70,9 @@ pub enum Command {
     /// Try a plugin file in this process, for a parent that waits
     #[command(name = crate::plugin::PROBE_COMMAND, hide = true)]
     Probe(probe::ProbeArgs),
+    /// Compute a part of a model, for a parent that orders it
+    #[command(name = crate::engine::RANK_COMMAND, hide = true)]
+    Rank,
 }
 
 /// How much is written to stderr.
@@ -117,7 +120,7 @@ impl Command {
             Self::Run(args) => args.generation.log,
             Self::Generate(args) => args.generation.log,
             Self::Serve(args) => args.log,
-            Self::List(_) | Self::Probe(_) => LogArgs::default(),
+            Self::List(_) | Self::Probe(_) | Self::Rank => LogArgs::default(),
             Self::Rm(args) => args.log,
             Self::Download(args) => args.log,
             Self::Inspect(args) => args.log,

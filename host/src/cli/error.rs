@@ -251,9 +251,12 @@ fn of_store(error: &StoreError) -> Exit {
 fn of_engine(error: &EngineError) -> Exit {
     use EngineError as E;
     match error {
-        E::Detect(_) | E::Decide(_) | E::Backend(_) | E::Stopped { .. } | E::Description { .. } => {
-            Exit::Plugin
-        }
+        E::Detect(_)
+        | E::Decide(_)
+        | E::Backend(_)
+        | E::Stopped { .. }
+        | E::Ranks { .. }
+        | E::Description { .. } => Exit::Plugin,
         E::Gguf { .. } | E::Checkpoint(_) | E::TokenOutOfRange { .. } | E::WrongTask { .. } => {
             Exit::Checkpoint
         }
@@ -261,7 +264,9 @@ fn of_engine(error: &EngineError) -> Exit {
         | E::KvTypesDiffer { .. }
         | E::KvTypeUnsupported { .. }
         | E::KvTypeQuantised { .. }
-        | E::KvTypeForModel { .. } => Exit::Usage,
+        | E::KvTypeForModel { .. }
+        | E::CannotSplit { .. }
+        | E::NotWithRanks { .. } => Exit::Usage,
         // A family says of a configuration or a tensor that it is not what it should be.
         E::Call(call) => match call.code() {
             mlxcel_abi::status::INVALID_ARGUMENT

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use clap::{Args, ValueEnum};
 
 use crate::chat::{ChatError, ChatOptions};
-use crate::engine::{LoadOptions, Lookahead, Precision};
+use crate::engine::{LoadOptions, Lookahead, Precision, RankPlan};
 use crate::plugin::{BackendChoice, DType};
 use crate::sampling::SamplingParams;
 use crate::template::TemplateSet;
@@ -201,6 +201,9 @@ pub struct ModelArgs {
     /// Give the device its next step before the last one's tokens are read; auto where it goes on working meanwhile
     #[arg(long, value_enum, default_value_t = LookaheadArg::Auto, help_heading = "Model")]
     pub lookahead: LookaheadArg,
+    /// Split the model over this many processes, each with a part of every layer; 1 keeps it whole
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=64), help_heading = "Model")]
+    pub tensor_parallel: u32,
     /// The family.
     #[command(flatten)]
     pub family: FamilyArgs,
@@ -262,6 +265,11 @@ impl ModelArgs {
                 LookaheadArg::On => Lookahead::On,
                 LookaheadArg::Off => Lookahead::Off,
             },
+            ranks: (self.tensor_parallel > 1).then(|| RankPlan {
+                size: self.tensor_parallel as usize,
+                plugins_dir: self.plugins.plugins_dir.clone(),
+                plugin: self.plugins.plugin.clone(),
+            }),
             ..LoadOptions::default()
         }
     }

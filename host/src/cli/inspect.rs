@@ -102,6 +102,7 @@ pub fn run(args: &InspectArgs, console: &Console) -> Result<Exit, CliError> {
         tokens: args.max_tokens.map(|asked| asked.min(context)),
         batch: args.batch,
         step_rows: BatchLimits::default().budget.rows as u64,
+        ranks: 1,
     };
     let report = Report {
         model: &args.model,

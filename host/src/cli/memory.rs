@@ -88,10 +88,17 @@ pub fn host_budget() -> Result<Budget, CliError> {
     Ok(limit_from_environment()?.unwrap_or_else(|| MachineMemory::read().budget()))
 }
 
-/// The budget of the device that a model goes to, where the backend tells; else that of the machine.
-pub fn device_budget(backend: &SelectedBackend) -> Result<Budget, CliError> {
+/// The budget of the device that a model goes to, where the backend tells; else that of the machine. A model that is
+/// split has one of several devices for each rank, where there are as many.
+pub fn device_budget(backend: &SelectedBackend, ranks: usize) -> Result<Budget, CliError> {
     if let Some(limit) = limit_from_environment()? {
         return Ok(limit);
+    }
+    if let (2.., Some(devices)) = (ranks, backend.report.devices.get(..ranks)) {
+        return Ok(Budget {
+            bytes: Some(devices.iter().map(|device| device.free_bytes).sum()),
+            origin: format!("free memory of {ranks} devices"),
+        });
     }
     match backend
         .report
@@ -176,6 +183,8 @@ pub struct Plan {
     pub batch: u64,
     /// Most rows of a step.
     pub step_rows: u64,
+    /// Processes that the model is split over.
+    pub ranks: usize,
 }
 
 impl Plan {
@@ -189,6 +198,7 @@ impl Plan {
             tokens: (options.ctx_size > 0).then_some(options.ctx_size as u64),
             batch: 1,
             step_rows: options.limits.budget.rows as u64,
+            ranks: options.ranks.as_ref().map_or(1, |plan| plan.size),
         }
     }
 }
@@ -245,7 +255,10 @@ impl Verdict {
         };
         Ok(Self {
             estimate: estimate(&opened.desc, inputs),
-            budget: backend.map_or_else(host_budget, device_budget)?,
+            budget: match backend {
+                Some(backend) => device_budget(backend, plan.ranks)?,
+                None => host_budget()?,
+            },
             tokens,
             headroom_factor,
             dtype,

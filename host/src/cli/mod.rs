@@ -25,6 +25,7 @@ mod place;
 mod plugin;
 mod probe;
 mod progress;
+mod rank;
 mod repl;
 mod rm;
 mod run;
@@ -38,6 +39,7 @@ use std::process::ExitCode;
 use clap::Parser;
 use clap::error::{ContextKind, ContextValue};
 
+use crate::engine::RANK_COMMAND;
 use crate::plugin::PROBE_COMMAND;
 
 use args::{Cli, Command};
@@ -56,6 +58,9 @@ pub fn main() -> ExitCode {
     if let Command::Probe(args) = &cli.command {
         return probe::run(args);
     }
+    if matches!(cli.command, Command::Rank) {
+        return rank::run();
+    }
     let log = cli.command.log();
     let console = Console::new(log.quiet);
     let outcome = logging::start(log.verbose).and_then(|()| run(&cli.command, &console));
@@ -64,9 +69,9 @@ pub fn main() -> ExitCode {
 
 /// Help, or what is wrong with the arguments.
 fn usage(mut error: clap::Error) -> ExitCode {
-    // The command for this program's own children is no suggestion for people.
+    // The commands for this program's own children are no suggestion for people.
     if let Some(ContextValue::Strings(mut names)) = error.remove(ContextKind::SuggestedSubcommand) {
-        names.retain(|name| name != PROBE_COMMAND);
+        names.retain(|name| name != PROBE_COMMAND && name != RANK_COMMAND);
         if !names.is_empty() {
             error.insert(
                 ContextKind::SuggestedSubcommand,
@@ -111,6 +116,6 @@ fn run(command: &Command, console: &Console) -> Result<Exit, CliError> {
         Command::Bench(args) => bench::run(args, console),
         Command::Doctor(args) => doctor::run(args, console),
         // Answered before anything else was set up.
-        Command::Probe(_) => Ok(Exit::Success),
+        Command::Probe(_) | Command::Rank => Ok(Exit::Success),
     }
 }

@@ -112,7 +112,7 @@ pub fn headline(resolved: &Resolved, facts: &EngineFacts) -> String {
     };
     let (family, backend) = (&facts.family, &facts.backend);
     format!(
-        "{model}: family {} {} ({}), backend {} {} on {}, {}{}, context {} tokens",
+        "{model}: family {} {} ({}), backend {} {} on {}, {}{}{}, context {} tokens",
         family.0,
         family.1,
         facts.arch,
@@ -121,6 +121,10 @@ pub fn headline(resolved: &Resolved, facts: &EngineFacts) -> String {
         facts.device,
         facts.dtype.name(),
         beside(facts.dtype, facts.kv_type),
+        match facts.ranks {
+            1 => String::new(),
+            ranks => format!(", {ranks} ranks"),
+        },
         facts.context_tokens
     )
 }

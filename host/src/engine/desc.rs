@@ -287,6 +287,49 @@ impl ModelDesc {
         Ok(desc)
     }
 
+    /// What one of `ranks` ranks keeps, by the rule of the extension `mlxcel.ext.collectives/1`: key and value heads are
+    /// divided; where there are fewer than ranks, each rank has one.
+    pub fn of_rank(&self, ranks: usize) -> Result<Self, EngineError> {
+        if ranks <= 1 {
+            return Ok(self.clone());
+        }
+        let refused = |reason: String| EngineError::CannotSplit {
+            arch: self.arch.clone(),
+            ranks,
+            reason,
+        };
+        let part = |(index, layer): (usize, &CacheDesc)| {
+            let mut layer = layer.clone();
+            match &mut layer {
+                CacheDesc::None => {}
+                CacheDesc::Dense { kv_heads, .. } | CacheDesc::Window { kv_heads, .. } => {
+                    *kv_heads = match *kv_heads {
+                        heads if ranks > 0 && heads.is_multiple_of(ranks) => heads / ranks,
+                        heads if heads > 0 && ranks.is_multiple_of(heads) => 1,
+                        heads => {
+                            return Err(refused(format!(
+                                "layer {index} has {heads} key and value heads, which have to divide by the ranks, or the ranks by them"
+                            )));
+                        }
+                    };
+                }
+                CacheDesc::Latent { .. }
+                | CacheDesc::Recurrent { .. }
+                | CacheDesc::Cross { .. } => {
+                    return Err(refused(format!(
+                        "layer {index} has a cache of another kind than keys and values by position"
+                    )));
+                }
+            }
+            Ok(layer)
+        };
+        let layers = self.layers.iter().enumerate().map(part);
+        Ok(Self {
+            layers: layers.collect::<Result<_, _>>()?,
+            ..self.clone()
+        })
+    }
+
     /// Bytes of the recurrent states of one sequence over all layers.
     pub fn state_bytes_per_sequence(&self) -> usize {
         let bytes = self.layers.iter().map(CacheDesc::state_bytes);
@@ -425,5 +468,33 @@ mod tests {
         ] {
             assert!(ModelDesc::parse(json).is_err(), "{json}");
         }
+    }
+
+    #[test]
+    fn ranks_divide_heads_or_share_them() {
+        let desc = |layer: &str| {
+            let text = format!(
+                r#"{{"arch": "x", "task": "text-generation", "vocab_size": 8, "hidden_size": 4, "context_length": 16,
+                    "layers": [{layer}], "activation_width": 12}}"#
+            );
+            ModelDesc::parse(&text).unwrap()
+        };
+        let heads = |kv_heads: usize, ranks: usize| -> Result<usize, EngineError> {
+            let layer =
+                format!(r#"{{"kind": "dense", "kv_heads": {kv_heads}, "k_dim": 8, "v_dim": 4}}"#);
+            let part = desc(&layer).of_rank(ranks)?;
+            Ok(part.layers[0].dims().unwrap().0)
+        };
+        let error = |found: Result<usize, EngineError>| found.unwrap_err().to_string();
+        assert_eq!(heads(8, 1).unwrap(), 8);
+        assert_eq!(heads(8, 4).unwrap(), 2);
+        assert_eq!(heads(2, 8).unwrap(), 1);
+        assert!(error(heads(3, 2)).starts_with(
+            "--tensor-parallel 2: x cannot be split: layer 0 has 3 key and value heads"
+        ));
+        let latent = desc(r#"{"kind": "latent", "k_dim": 8, "v_dim": 4}"#);
+        assert!(latent.of_rank(2).is_err() && latent.of_rank(1).is_ok());
+        let none = desc(r#"{"kind": "none"}"#);
+        assert_eq!(none.of_rank(7).unwrap(), none);
     }
 }

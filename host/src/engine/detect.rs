@@ -5,7 +5,7 @@ use std::path::Path;
 use mlxcel_abi::status;
 use mlxcel_registry::arch::{ArchIndex, Decision, Query, decide};
 use mlxcel_registry::checkpoint::{Adapter, Checkpoint, CheckpointError, GgufFile};
-use mlxcel_registry::plugin::Catalogue;
+use mlxcel_registry::plugin::{Catalogue, PluginKind};
 use serde_json::Value;
 
 use crate::plugin::{CallError, Family, Loader};
@@ -24,6 +24,8 @@ pub struct OpenedModel {
     pub decision: Decision,
     /// What the host needs to know.
     pub desc: ModelDesc,
+    /// Whether the architecture says that it can be split over ranks.
+    pub is_splittable: bool,
 }
 
 /// Opens a directory or a GGUF file. `pin` is the family that the caller insists on.
@@ -54,7 +56,11 @@ pub fn open_model(
         None => error.into(),
     })?;
     let desc = ModelDesc::parse(&description.to_string())?;
+    let record = catalogue.find(PluginKind::Family, &decision.plugin);
+    let archs = record.map_or(&[][..], |record| record.archs());
+    let arch = archs.iter().find(|arch| arch.id == decision.arch);
     Ok(OpenedModel {
+        is_splittable: arch.is_some_and(|arch| arch.tensor_parallel),
         checkpoint,
         family,
         decision,

@@ -186,6 +186,32 @@ pub enum EngineError {
         /// Why.
         reason: String,
     },
+    /// The other ranks of a model that is split are gone.
+    #[error(
+        "{reason}: the ranks that the model is split over go on together or not at all, start again"
+    )]
+    Ranks {
+        /// What ended them.
+        reason: String,
+    },
+    /// A model that cannot be split as asked.
+    #[error("--tensor-parallel {ranks}: {arch} cannot be split: {reason}")]
+    CannotSplit {
+        /// Architecture.
+        arch: String,
+        /// Ranks that were asked for.
+        ranks: usize,
+        /// Why not.
+        reason: String,
+    },
+    /// An option that goes with whole models only.
+    #[error("--tensor-parallel does not go with {option}: {reason}")]
+    NotWithRanks {
+        /// The option.
+        option: &'static str,
+        /// Why not.
+        reason: &'static str,
+    },
     /// The backend does not know the model's kind of cache.
     #[error(
         "{arch} needs caches of plugin ABI 1.{needs_minor}, backend {backend} was built at 1.{minor}: update the backend"

@@ -44,6 +44,12 @@ impl KvType {
         }
     }
 
+    /// The type called `name`.
+    pub fn from_name(name: &str) -> Option<Self> {
+        let quantised = Self::QUANTISED.into_iter().find(|kind| kind.name() == name);
+        quantised.or_else(|| DType::from_name(name).map(Self::Float))
+    }
+
     /// Element type of the pool's tensors: quantised rows are bytes, scales in front of codes.
     pub fn storage(self) -> DType {
         match self {

@@ -4,20 +4,21 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
-use crate::plugin::{DType, ModelRequest, OpenOptions, SelectedBackend};
+use crate::plugin::{DType, SelectedBackend};
 
 use super::batch::BatchLimits;
+use super::desc::ModelDesc;
 use super::detect::OpenedModel;
 use super::error::EngineError;
 use super::fingerprint::Fingerprint;
 use super::flight::Lookahead;
-use super::forms::checkpoint_for;
 use super::kv_types::{KvType, KvTypes};
+use super::part::{Part, Settled, load_part};
 use super::prefix::PrefixLimits;
 use super::prefix_disk::{DiskOptions, DiskTier};
+use super::ranks::{Failure, RankPlan, Split};
 use super::runner::{PAGE_SIZE, Runner, cross_dtype};
 use super::thread::EngineHandle;
-use super::weight_source::CheckpointWeights;
 
 /// How a model is loaded.
 #[derive(Debug, Clone, Default)]
@@ -40,6 +41,8 @@ pub struct LoadOptions {
     pub prefix: PrefixOptions,
     /// Whether steps are submitted before the tokens of the ones before them are known.
     pub lookahead: Lookahead,
+    /// How the model is split over processes; none is whole in this one.
+    pub ranks: Option<RankPlan>,
 }
 
 /// How a backend computes products, where it has a choice.
@@ -61,6 +64,12 @@ impl Precision {
             Self::High => "high",
             Self::Fast => "fast",
         }
+    }
+
+    /// The one called `name`.
+    pub fn from_name(name: &str) -> Option<Self> {
+        let all = [Self::Exact, Self::High, Self::Fast];
+        all.into_iter().find(|precision| precision.name() == name)
     }
 }
 
@@ -98,6 +107,8 @@ pub struct EngineFacts {
     pub vocab_size: usize,
     /// Bytes of the weights, from headers.
     pub weights_bytes: u64,
+    /// Processes that the model is split over; 1 is whole.
+    pub ranks: usize,
     /// From the start of loading to readiness.
     pub load: Duration,
 }
@@ -116,16 +127,22 @@ pub fn start_engine(
             task: opened.desc.task,
         });
     }
-    EngineHandle::start(options.limits, move || {
-        load_runner(&opened, &backend, &options, &progress)
+    let ranks = match &options.ranks {
+        Some(_) => Failure::possible(),
+        None => Failure::default(),
+    };
+    EngineHandle::start(options.limits, ranks.clone(), move || {
+        load_runner(&opened, &backend, &options, ranks, &progress)
     })
 }
 
-/// Loads the model on this thread, which owns the backend from then on.
+/// Loads the model on this thread, which owns the backend from then on. `failure` is told what becomes of the other ranks
+/// where there are any.
 pub fn load_runner(
     opened: &OpenedModel,
     selected: &SelectedBackend,
     options: &LoadOptions,
+    failure: Failure,
     progress: &dyn Fn(usize, usize),
 ) -> Result<(Runner, EngineFacts), EngineError> {
     let started = Instant::now();
@@ -136,50 +153,55 @@ pub fn load_runner(
         .kv_types
         .resolve(dtype, options.precision, selected, &opened.desc)?;
     let context_tokens = context_tokens(opened.desc.context_length, options.ctx_size)?;
-    let mut open = OpenOptions::default();
-    if options.threads > 0 {
-        open.options
-            .insert("threads".to_owned(), Value::from(options.threads));
-    }
-    if let Some(precision) = options.precision {
-        open.options
-            .insert("precision".to_owned(), Value::from(precision.name()));
-    }
-    let backend = selected.plugin.open(&open)?;
-    let (needs_minor, minor) = (opened.desc.needs_backend_minor(), backend.minor());
-    if minor < needs_minor {
-        return Err(EngineError::BackendTooOld {
-            arch: opened.desc.arch.clone(),
-            backend: selected.plugin.name().to_owned(),
-            needs_minor,
-            minor,
-        });
-    }
-    let config = opened.checkpoint.config().to_string();
-    let request = ModelRequest {
-        arch: &opened.decision.arch,
-        config: &config,
-        compute_dtype: dtype,
-        context_length: context_tokens as u32,
+    let split = options.ranks.as_ref();
+    let split = split
+        .map(|plan| Split::new(plan, opened, selected, options))
+        .transpose()?;
+    let settled = Settled {
+        dtype,
+        kv_type,
+        precision: options.precision,
+        threads: split
+            .as_ref()
+            .map_or(options.threads, |split| split.threads(options.threads)),
+        context_tokens,
+        device: split
+            .as_ref()
+            .map_or_else(String::new, |split| split.device(0)),
     };
-    let packed = checkpoint_for(opened, selected, dtype)?;
-    let checkpoint = packed.as_ref().unwrap_or(&opened.checkpoint);
-    let weights = CheckpointWeights::new(checkpoint, &backend, dtype, progress);
-    let model = opened.family.load(&backend, request, &weights)?;
+    let mut ranks = split
+        .as_ref()
+        .map(|split| split.start(&settled, failure))
+        .transpose()?;
+    let part = ranks.as_ref().map(|ranks| Part {
+        rank: 0,
+        addresses: ranks.addresses(),
+    });
+    let (model, weights_bytes) = load_part(opened, selected, &settled, part, progress)?;
+    if let Some(ranks) = &mut ranks {
+        ranks.wait_until_ready()?;
+    }
+    let desc = match &split {
+        None => opened.desc.clone(),
+        Some(split) => split.desc.clone(),
+    };
+    let shared = Shared {
+        weights: split.as_ref().map_or(1, |split| split.size()),
+        device: split.as_ref().map_or(1, |split| split.sharing()),
+    };
     let device = selected
         .report
         .devices
         .first()
         .map(|device| device.description.clone())
         .unwrap_or_default();
-    let weights_bytes = checkpoint.weights_bytes();
     let (kv_tokens, checkpoints) = cache_sizes(
-        opened,
+        &desc,
         selected,
         options,
         (kv_type, dtype),
         context_tokens,
-        weights_bytes,
+        (weights_bytes, shared),
     );
     let facts = EngineFacts {
         arch: opened.decision.arch.clone(),
@@ -198,21 +220,21 @@ pub fn load_runner(
         kv_tokens,
         vocab_size: opened.desc.vocab_size,
         weights_bytes,
+        ranks: split.as_ref().map_or(1, |split| split.size()),
         load: started.elapsed(),
     };
-    let page_bytes = opened.desc.kv_bytes_per_token(kv_type) * PAGE_SIZE;
-    let runner = Runner::new(
-        model,
-        opened.desc.clone(),
-        context_tokens,
-        kv_tokens,
-        kv_type,
-        dtype,
-    )
-    .with_encoders(options.limits.parallel.max(1))
-    .with_lookahead(options.lookahead, is_asynchronous(selected))
-    .with_states(options.limits.parallel.max(1), checkpoints)
-    .with_prefix_limits(options.prefix.limits(page_bytes));
+    let page_bytes = desc.kv_bytes_per_token(kv_type) * PAGE_SIZE;
+    let lookahead = match split {
+        None => options.lookahead,
+        // The other ranks need to know the tokens.
+        Some(_) => Lookahead::Off,
+    };
+    let runner = Runner::new(model, desc, context_tokens, kv_tokens, kv_type, dtype)
+        .with_encoders(options.limits.parallel.max(1))
+        .with_ranks(ranks)
+        .with_lookahead(lookahead, is_asynchronous(selected))
+        .with_states(options.limits.parallel.max(1), checkpoints)
+        .with_prefix_limits(options.prefix.limits(page_bytes));
     let runner = match &options.prefix.disk {
         None => runner,
         Some(disk) => runner.with_disk(open_disk(
@@ -301,33 +323,40 @@ const KV_SHARE: f64 = 0.8;
 const CHECKPOINT_SHARE: u64 = 8;
 const MOST_CHECKPOINTS: u64 = 256;
 
+/// Among how many processes weights and the device are.
+#[derive(Clone, Copy)]
+struct Shared {
+    weights: usize,
+    device: usize,
+}
+
 /// Tokens whose keys and values may be held at a time: what all requests together could use, within
 /// the budget. Recurrent states and what encoders give come first, since a request without them cannot run;
 /// also gives how many states may be kept for later requests.
 fn cache_sizes(
-    opened: &OpenedModel,
+    desc: &ModelDesc,
     selected: &SelectedBackend,
     options: &LoadOptions,
     (kv_type, dtype): (KvType, DType),
     context_tokens: usize,
-    weights_bytes: u64,
+    (weights_bytes, shared): (u64, Shared),
 ) -> (usize, usize) {
     let parallel = options.limits.parallel.max(1);
     let wanted = context_tokens.saturating_mul(parallel);
-    let per_token = opened.desc.kv_bytes_per_token(kv_type).max(1) as u64;
+    let per_token = desc.kv_bytes_per_token(kv_type).max(1) as u64;
     let free_bytes = selected
         .report
         .devices
         .first()
-        .map_or(0, |device| device.free_bytes);
-    let left_bytes = free_bytes.saturating_sub(weights_bytes);
+        .map_or(0, |device| device.free_bytes / shared.device as u64);
+    let left_bytes = free_bytes.saturating_sub(weights_bytes / shared.weights as u64);
     let budget_bytes = match options.kv_budget_bytes {
         Some(bytes) => bytes,
         // The device does not tell: the requests' own bound is all there is.
         None if free_bytes == 0 => u64::MAX,
         None => (left_bytes as f64 * KV_SHARE) as u64,
     };
-    let state_bytes = opened.desc.state_bytes_per_sequence() as u64;
+    let state_bytes = desc.state_bytes_per_sequence() as u64;
     let most_bytes = options
         .prefix
         .max_bytes
@@ -336,7 +365,7 @@ fn cache_sizes(
     // Two for every request, one that a step reads and one that it writes.
     let states = 2 * parallel as u64 + checkpoints;
     let cross_element_bytes = cross_dtype(kv_type, dtype).size_bytes();
-    let cross_bytes = opened.desc.cross_bytes_per_sequence(cross_element_bytes) as u64;
+    let cross_bytes = desc.cross_bytes_per_sequence(cross_element_bytes) as u64;
     let kv_bytes = budget_bytes
         .saturating_sub(state_bytes.saturating_mul(states))
         .saturating_sub(cross_bytes.saturating_mul(parallel as u64));

@@ -5,6 +5,8 @@
 //! step where every sequence has one row each padding row is a sequence of its own, so that the
 //! step keeps that property; otherwise one padding sequence owns them all.
 
+use serde::{Deserialize, Serialize};
+
 use crate::sampling::RowDraw;
 
 use super::bucket;
@@ -39,7 +41,7 @@ pub enum Wants {
 }
 
 /// The host-side arrays of a step, in the layout of `StepArgs` and `PagedAttentionArgs`.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PackedStep {
     /// `[T]`.
     pub tokens: Vec<u32>,
@@ -68,7 +70,7 @@ pub struct PackedStep {
 }
 
 /// Where the rows of a step find the encoder's output of their sequence.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PackedCross {
     /// `[T]`: its last position; 0 for padding.
     pub positions: Vec<i32>,
@@ -86,7 +88,7 @@ impl PackedStep {
 
     /// S.
     pub fn n_sequences(&self) -> usize {
-        self.row_starts.len() - 1
+        self.row_starts.len().saturating_sub(1)
     }
 }
 

@@ -20,6 +20,7 @@ use super::pages::PageAllocator;
 use super::pool::KvPool;
 use super::prefix::{PrefixCache, PrefixLimits, PrefixStats};
 use super::prefix_disk::DiskTier;
+use super::ranks::Ranks;
 use super::sequence::Sequence;
 use super::state_slots::StateSlots;
 use super::states::StatePool;
@@ -54,6 +55,8 @@ pub struct Runner {
     pending: PendingList,
     context_tokens: usize,
     compute_dtype: DType,
+    /// The other ranks, where the model is split and this is rank 0.
+    ranks: Option<Ranks>,
 }
 
 /// Type of an encoder's keys and values. Nothing appends to them, which is what quantised rows are made for.
@@ -99,7 +102,15 @@ impl Runner {
             pending: PendingList::default(),
             context_tokens,
             compute_dtype,
+            ranks: None,
         }
+    }
+
+    /// With the other ranks, which run every step too.
+    #[must_use]
+    pub fn with_ranks(mut self, ranks: Option<Ranks>) -> Self {
+        self.ranks = ranks;
+        self
     }
 
     /// With bounds of the prefix cache.

@@ -12,11 +12,12 @@ use super::active::{Active, Reply};
 use super::batch::{Batch, BatchLimits};
 use super::error::EngineError;
 use super::figures::EngineFigures;
+use super::ranks::Failure;
 use super::request::{CancelToken, Event, EventSink, GenerateRequest};
 use super::runner::{Runner, Spilled};
 
 /// Stack of the engine thread: graphs are built and freed by recursion in some backends.
-const STACK_BYTES: usize = 64 << 20;
+pub(super) const STACK_BYTES: usize = 64 << 20;
 
 /// How long to wait for the writer of pages when it has enough.
 const WRITER_WAIT: Duration = Duration::from_millis(5);
@@ -47,6 +48,8 @@ struct Pulse {
     is_alive: AtomicBool,
     /// As of the last step.
     figures: Mutex<EngineFigures>,
+    /// What ended the other ranks, if there are any.
+    ranks: Failure,
 }
 
 /// State of the engine, as seen from outside.
@@ -73,14 +76,34 @@ pub struct EngineHandle {
 pub struct GenerateStream {
     events: Receiver<Event>,
     cancel: CancelToken,
+    pulse: Arc<Pulse>,
     ended: bool,
+}
+
+impl Pulse {
+    /// What ended the other ranks.
+    fn ended(&self) -> Option<EngineError> {
+        self.ranks.reason().map(|reason| EngineError::Ranks {
+            reason: reason.to_owned(),
+        })
+    }
+
+    /// Waits for the engine thread; `gone` says that it ended instead.
+    fn receive<T>(&self, from: &Receiver<T>, gone: &str) -> Result<T, EngineError> {
+        self.ranks.receive(from).map_err(|_| {
+            self.ended().unwrap_or_else(|| EngineError::Stopped {
+                reason: gone.to_owned(),
+            })
+        })
+    }
 }
 
 impl EngineHandle {
     /// Starts a thread, builds a runner on it and waits until it is ready; `build` also gives
-    /// facts for the caller.
+    /// facts for the caller. `ranks` is the fate of the other ranks that the runner may have.
     pub fn start<T: Send + 'static>(
         limits: BatchLimits,
+        ranks: Failure,
         build: impl FnOnce() -> Result<(Runner, T), EngineError> + Send + 'static,
     ) -> Result<(Self, T), EngineError> {
         let (commands, inbox) = channel();
@@ -92,6 +115,7 @@ impl EngineHandle {
             waiting: AtomicUsize::new(0),
             is_alive: AtomicBool::new(true),
             figures: Mutex::default(),
+            ranks,
         });
         let own = Arc::clone(&pulse);
         let stopped = |reason: String| EngineError::Stopped { reason };
@@ -111,9 +135,14 @@ impl EngineHandle {
                 own.is_alive.store(false, Ordering::Release);
             })
             .map_err(|e| stopped(format!("its thread could not be started: {e}")))?;
-        let facts = started
-            .recv()
-            .map_err(|_| stopped("it panicked while loading".to_owned()))??;
+        let facts = match pulse.ranks.receive(&started) {
+            Ok(facts) => facts?,
+            Err(_) => {
+                return Err(pulse
+                    .ended()
+                    .unwrap_or_else(|| stopped("it panicked while loading".to_owned())));
+            }
+        };
         Ok((
             Self {
                 commands: Some(commands),
@@ -144,9 +173,9 @@ impl EngineHandle {
             .map(|commands| commands.send(command));
         match sent {
             Some(Ok(())) => Ok(()),
-            _ => Err(EngineError::Stopped {
+            _ => Err(self.pulse.ended().unwrap_or_else(|| EngineError::Stopped {
                 reason: "its thread has ended".to_owned(),
-            }),
+            })),
         }
     }
 
@@ -161,6 +190,7 @@ impl EngineHandle {
         Ok(GenerateStream {
             events,
             cancel,
+            pulse: Arc::clone(&self.pulse),
             ended: false,
         })
     }
@@ -180,9 +210,7 @@ impl EngineHandle {
     pub fn clear_prefix_cache(&self) -> Result<(), EngineError> {
         let (reply, answer) = channel();
         self.send(Command::ClearPrefix(reply))?;
-        answer.recv().map_err(|_| EngineError::Stopped {
-            reason: "its thread has ended".to_owned(),
-        })
+        self.pulse.receive(&answer, "its thread has ended")
     }
 
     /// What the engine has done and holds, as of its last step.
@@ -203,10 +231,13 @@ impl EngineHandle {
             ..GenerateRequest::default()
         };
         self.start_job(request, CancelToken::default(), Reply::Logits(reply))?;
-        let gone = |_| EngineError::Stopped {
-            reason: "its thread ended during the request".to_owned(),
-        };
-        answer.recv().map_err(gone)?
+        self.pulse
+            .receive(&answer, "its thread ended during the request")?
+    }
+
+    /// What ended the other ranks of a model that is split, after which there are no steps.
+    pub fn ranks_ended(&self) -> Option<EngineError> {
+        self.pulse.ended()
     }
 
     /// How the engine is. Comes from its own steps, not from anything that merely listens.
@@ -215,6 +246,7 @@ impl EngineHandle {
         let now_ms = self.pulse.origin.elapsed().as_millis() as u64;
         EngineHealth {
             is_alive: self.pulse.is_alive.load(Ordering::Acquire)
+                && self.pulse.ranks.reason().is_none()
                 && self.thread.as_ref().is_some_and(|t| !t.is_finished()),
             step_age: (began_ms > 0)
                 .then(|| Duration::from_millis(now_ms.saturating_sub(began_ms))),
@@ -227,9 +259,10 @@ impl EngineHandle {
 impl Drop for EngineHandle {
     fn drop(&mut self) {
         self.commands.take();
-        if let Some(thread) = self.thread.take() {
-            // A panic of the thread was reported when it happened.
-            let _ = thread.join();
+        if let Some(thread) = self.thread.take()
+            && !self.pulse.ranks.join(thread)
+        {
+            tracing::warn!("the engine waits for a rank that is gone and is left behind");
         }
     }
 }
@@ -241,11 +274,10 @@ impl Iterator for GenerateStream {
         if self.ended {
             return None;
         }
-        let event = self.events.recv().unwrap_or_else(|_| {
-            Event::Failed(EngineError::Stopped {
-                reason: "its thread ended during the request".to_owned(),
-            })
-        });
+        let event = self
+            .pulse
+            .receive(&self.events, "its thread ended during the request")
+            .unwrap_or_else(Event::Failed);
         self.ended = matches!(event, Event::Done { .. } | Event::Failed(_));
         Some(event)
     }

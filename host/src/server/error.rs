@@ -315,7 +315,7 @@ impl From<EngineError> for ApiError {
             EngineError::DeadlineExceeded { .. } => {
                 Self::new(Kind::Timeout, error.to_string()).with_code("answer_timeout")
             }
-            EngineError::Stopped { .. } => {
+            EngineError::Stopped { .. } | EngineError::Ranks { .. } => {
                 Self::unavailable("engine_stopped", error.to_string(), None)
             }
             error => Self::new(Kind::Internal, error.to_string()),

@@ -20,6 +20,7 @@ mod names;
 mod native;
 mod openai;
 mod order;
+mod ranks;
 mod real;
 mod sampling;
 mod several;

@@ -83,6 +83,11 @@ pub fn run(args: &BenchArgs, console: &Console) -> Result<Exit, CliError> {
             "nothing to measure: every length in -p and -n is 0; give one of them a length above 0",
         ));
     }
+    if args.quality.perplexity.is_some() && args.model_args.tensor_parallel > 1 {
+        return Err(CliError::usage(
+            "--perplexity measures a model that is whole: leave out --tensor-parallel",
+        ));
+    }
     let store = open_store(&args.model_args.store)?;
     let revision = args
         .model_args

@@ -9,6 +9,7 @@ use clap::Args;
 use serde_json::{Value, json};
 
 use crate::chat::ModelText;
+use crate::engine::Failure;
 use crate::engine::load::load_runner;
 use crate::engine::{EngineError, EngineFacts, KvTypes, LoadOptions, OpenedModel, Precision};
 use crate::plugin::{DType, SelectedBackend};
@@ -316,6 +317,7 @@ fn score_chunks(
             subject.opened,
             subject.backend,
             &setting.options,
+            Failure::default(),
             &|_, _| {},
         )?;
         for chunk in chunks {

@@ -12,7 +12,9 @@ use mlxcel_registry::store::{Resolved, Revision};
 use crate::chat::{ChatError, ModelText};
 use crate::engine::batch::BatchLimits;
 use crate::engine::schedule::Budget;
-use crate::engine::{EngineFacts, EngineHandle, LoadOptions, open_model, start_engine};
+use crate::engine::{
+    EngineFacts, EngineHandle, LoadOptions, RANK_COMMAND, open_model, start_engine,
+};
 use crate::plugin::PROBE_COMMAND;
 use crate::server::{Defaults, Served, Server, ServerError, unix_seconds};
 use crate::template::{ChatTemplate, Limits, TemplateError, TemplateSet};
@@ -84,8 +86,10 @@ struct ServerCli {
 
 /// Runs `mlxcel-server` with the arguments of this process.
 pub fn server_main() -> ExitCode {
-    // The parent of a probe starts its own program, which may be this one.
-    if std::env::args_os().nth(1).as_deref() == Some(OsStr::new(PROBE_COMMAND)) {
+    // The parent of a probe or of a rank starts its own program, which may be this one.
+    let first = std::env::args_os().nth(1);
+    let is_child = [PROBE_COMMAND, RANK_COMMAND].map(OsStr::new).map(Some);
+    if is_child.contains(&first.as_deref()) {
         return super::main();
     }
     let cli = match ServerCli::try_parse() {
@@ -253,7 +257,9 @@ fn load(
         path: resolved.path.clone(),
         trained_context_tokens: desc.context_length,
         hidden_size: desc.hidden_size,
-        kv_token_bytes: desc.kv_bytes_per_token(facts.kv_type),
+        kv_token_bytes: desc
+            .of_rank(facts.ranks)?
+            .kv_bytes_per_token(facts.kv_type),
         facts,
         text,
         template,

@@ -5,6 +5,7 @@ use mlxcel_abi::kinds::binary;
 use crate::engine::error::EngineError;
 use crate::engine::pack::{PackedCross, PackedStep, Span, Wants, pack};
 use crate::engine::pool::{CrossArrays, StepArrays, StepKv};
+use crate::engine::ranks::Capacity;
 use crate::plugin::{DType, DeviceTensor, StepInputs, Tensor};
 use crate::sampling::RowDraw;
 
@@ -60,6 +61,24 @@ impl Runner {
     /// Hands a step over several sequences, whose pages are reserved, to the device. `previous` is the
     /// step that spans follow. With `waits` it is computed when this returns.
     pub fn submit(
+        &mut self,
+        spans: &[Span<'_>],
+        previous: Option<&Submitted>,
+        waits: bool,
+    ) -> Result<Submitted, EngineError> {
+        let submitted = self.submit_here(spans, previous, waits);
+        self.end_step(submitted)
+    }
+
+    /// A step has ended here; where it was one of several ranks, its failure is that of all.
+    fn end_step<T>(&mut self, outcome: Result<T, EngineError>) -> Result<T, EngineError> {
+        match &mut self.ranks {
+            None => outcome,
+            Some(ranks) => ranks.end_step(outcome),
+        }
+    }
+
+    fn submit_here(
         &mut self,
         spans: &[Span<'_>],
         previous: Option<&Submitted>,
@@ -129,19 +148,43 @@ impl Runner {
 
     /// Runs one packed step; logits `[R, vocabulary]` row-major.
     pub(super) fn run(&mut self, step: &PackedStep) -> Result<Vec<f32>, EngineError> {
+        let logits = self.run_here(step);
+        match self.end_step(logits)? {
+            Some(logits) => self.read_logits(&logits),
+            None => Ok(Vec::new()),
+        }
+    }
+
+    fn run_here(&mut self, step: &PackedStep) -> Result<Option<DeviceTensor>, EngineError> {
         let tokens = self.tokens(step, None)?;
         let logits = self.forward(step, &tokens)?;
+        self.computed(step, logits)
+    }
+
+    /// Runs a step that rank 0 ordered, on another rank. The logits, which are the same on all, are dropped.
+    pub fn follow(&mut self, step: &PackedStep, capacity: Capacity) -> Result<(), EngineError> {
+        let tokens = self.tokens(step, None)?;
+        let logits = self.forward_within(step, &tokens, capacity)?;
+        self.computed(step, logits).map(drop)
+    }
+
+    /// Waits for a step, and gives its logits where it has any.
+    fn computed(
+        &self,
+        step: &PackedStep,
+        logits: DeviceTensor,
+    ) -> Result<Option<DeviceTensor>, EngineError> {
         let mut handles = self.pool.handles();
         handles.extend(self.states.handles());
         let rows = step.logit_rows.len();
         if rows == 0 {
             self.model.backend().eval(&handles)?;
-            return Ok(Vec::new());
+            return Ok(None);
         }
         self.check_logits(&logits, rows)?;
         handles.push(logits.handle());
         self.model.backend().eval(&handles)?;
-        self.read_logits(&logits)
+        Ok(Some(logits))
     }
 
     /// The step's token ids: those that the host knows, and those that the step before will give.
@@ -187,16 +230,31 @@ impl Runner {
         Ok(backend.take(&all, &sources, 0)?)
     }
 
-    /// Has the family record a step. Logits `[R, vocabulary]`.
+    /// Has the family record a step, here and on the other ranks. Logits `[R, vocabulary]`.
     fn forward(
         &mut self,
         step: &PackedStep,
         tokens: &DeviceTensor,
     ) -> Result<DeviceTensor, EngineError> {
-        self.pool.grow_to(
-            self.pages.capacity(),
-            self.pages.capacity() + self.pages.available(),
-        )?;
+        let pages = self.pages.capacity();
+        let capacity = Capacity {
+            pages,
+            most_pages: pages + self.pages.available(),
+        };
+        if let Some(ranks) = &mut self.ranks {
+            ranks.order(step, capacity)?;
+        }
+        self.forward_within(step, tokens, capacity)
+    }
+
+    /// Has the family record a step over a pool of that size.
+    fn forward_within(
+        &mut self,
+        step: &PackedStep,
+        tokens: &DeviceTensor,
+        capacity: Capacity,
+    ) -> Result<DeviceTensor, EngineError> {
+        self.pool.grow_to(capacity.pages, capacity.most_pages)?;
         let (slots, most_slots) = self.slots.capacity();
         self.states.grow_to(slots, most_slots)?;
         let backend = self.model.backend();

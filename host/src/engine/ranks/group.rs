@@ -1,0 +1,194 @@
+//! Rank 0's side: starts the others, orders steps, and notices their end.
+
+use std::io;
+use std::net::TcpListener;
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::os::unix::process::CommandExt;
+use std::process::{Command, Stdio};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::time::{Duration, Instant};
+
+use super::super::error::EngineError;
+use super::super::pack::PackedStep;
+use super::RANK_COMMAND;
+use super::failure::{Failure, LAST_WORD};
+use super::frame;
+use super::message::{Answer, Capacity, Order, Setup};
+
+/// The other ranks, as rank 0 sees them.
+pub struct Ranks {
+    links: Vec<UnixStream>,
+    ready: Receiver<()>,
+    failure: Failure,
+    addresses: Vec<String>,
+    /// All have loaded their part.
+    is_ready: bool,
+    /// A step was ordered that has not ended here.
+    is_ordered: bool,
+}
+
+/// For ranks that run to end by themselves.
+const GRACE: Duration = Duration::from_secs(2);
+
+impl Ranks {
+    /// Starts ranks 1 to `size` - 1. `setup` says what each of them loads, from its number and the addresses of all.
+    pub fn start(
+        size: usize,
+        failure: Failure,
+        setup: impl Fn(usize, &[String]) -> Setup,
+    ) -> Result<Self, EngineError> {
+        let system = |action: &'static str| {
+            move |source: io::Error| EngineError::Ranks {
+                reason: format!("cannot {action}: {source}"),
+            }
+        };
+        let addresses = free_addresses(size).map_err(system("find free ports"))?;
+        let (tell, ready) = channel();
+        let mut ranks = Self {
+            links: Vec::new(),
+            ready,
+            failure,
+            addresses,
+            is_ready: false,
+            is_ordered: false,
+        };
+        for rank in 1..size {
+            let load = Order::Load(Box::new(setup(rank, &ranks.addresses)));
+            ranks
+                .add(rank, &load, tell.clone())
+                .map_err(system("start the other ranks"))?;
+        }
+        Ok(ranks)
+    }
+
+    fn add(&mut self, rank: usize, load: &Order, ready: Sender<()>) -> io::Result<()> {
+        let (mut ours, theirs) = UnixStream::pair()?;
+        let child = Command::new(std::env::current_exe()?)
+            .arg(RANK_COMMAND)
+            .stdin(Stdio::from(OwnedFd::from(theirs)))
+            // Libraries may print there, and results go to stdout.
+            .stdout(Stdio::null())
+            // Ctrl-C is for rank 0, which ends the others.
+            .process_group(0)
+            .spawn()?;
+        let id = child.id();
+        self.failure.adopt(child);
+        let link = ours.try_clone()?;
+        let failure = self.failure.clone();
+        std::thread::Builder::new()
+            .name(format!("mlxcel-rank-{rank}"))
+            .spawn(move || watch(rank, id, link, &failure, &ready))?;
+        frame::write(&mut ours, load)?;
+        self.links.push(ours);
+        Ok(())
+    }
+
+    /// An address for every rank.
+    pub fn addresses(&self) -> &[String] {
+        &self.addresses
+    }
+
+    /// Waits until all have loaded their part.
+    pub fn wait_until_ready(&mut self) -> Result<(), EngineError> {
+        for _ in &self.links {
+            self.failure
+                .receive(&self.ready)
+                .map_err(|_| self.ended())?;
+        }
+        self.is_ready = true;
+        Ok(())
+    }
+
+    /// Has the others run a step, which must run here next.
+    pub fn order(&mut self, step: &PackedStep, capacity: Capacity) -> Result<(), EngineError> {
+        if self.failure.reason().is_some() {
+            return Err(self.ended());
+        }
+        if !step.follows.is_empty() {
+            return Err(EngineError::Internal {
+                message: "a step was ordered of ranks before its tokens were known".to_owned(),
+            });
+        }
+        self.is_ordered = true;
+        let order = Order::Step(Box::new(step.clone()), capacity);
+        for (index, link) in self.links.iter_mut().enumerate() {
+            if let Err(error) = frame::write(link, &order) {
+                let rank = index + 1;
+                self.failure
+                    .fail(format!("rank {rank} takes no orders: {error}"));
+                return Err(self.ended());
+            }
+        }
+        Ok(())
+    }
+
+    /// The step that was ordered ended here, well or with an error. An error leaves the others in the middle of it: it
+    /// ends all, unless the end of another rank is what caused it.
+    pub fn end_step<T>(&mut self, outcome: Result<T, EngineError>) -> Result<T, EngineError> {
+        let was_ordered = std::mem::take(&mut self.is_ordered);
+        match outcome {
+            Err(error) if was_ordered => {
+                let deadline = Instant::now() + LAST_WORD;
+                while self.failure.reason().is_none() && Instant::now() < deadline {
+                    std::thread::sleep(LAST_WORD / 50);
+                }
+                self.failure
+                    .fail(format!("a step failed on rank 0: {error}"));
+                Err(self.ended())
+            }
+            outcome => outcome,
+        }
+    }
+
+    fn ended(&self) -> EngineError {
+        EngineError::Ranks {
+            reason: self.failure.reason().unwrap_or("unknown").to_owned(),
+        }
+    }
+}
+
+impl Drop for Ranks {
+    fn drop(&mut self) {
+        self.failure.expect_end();
+        for link in &self.links {
+            // The end of its orders is how a rank learns that it is over.
+            let _ = link.shutdown(std::net::Shutdown::Both);
+        }
+        // One that still loads may wait for others that never come.
+        self.failure
+            .reap(if self.is_ready { GRACE } else { Duration::ZERO });
+    }
+}
+
+/// Follows one rank until it ends.
+fn watch(rank: usize, id: u32, mut link: UnixStream, failure: &Failure, ready: &Sender<()>) {
+    loop {
+        match frame::read::<Answer>(&mut link) {
+            Ok(Some(Answer::Ready)) => {
+                // Rank 0 may have given up.
+                let _ = ready.send(());
+            }
+            Ok(Some(Answer::Failed(reason))) => {
+                // It may have failed because another one is gone, which is noticed at once.
+                std::thread::sleep(LAST_WORD / 2);
+                failure.fail(format!("rank {rank}: {reason}"));
+            }
+            Ok(None) | Err(_) => {
+                let how = failure.status_of(id);
+                let how = how.unwrap_or_else(|| "it no longer answers".to_owned());
+                failure.fail(format!("rank {rank} ended ({how})"));
+                return;
+            }
+        }
+    }
+}
+
+/// As many addresses on this machine as there are ranks. Nobody holds them; MLX takes them in a moment.
+fn free_addresses(size: usize) -> io::Result<Vec<String>> {
+    let listeners: Vec<TcpListener> = (0..size)
+        .map(|_| TcpListener::bind(("127.0.0.1", 0)))
+        .collect::<io::Result<_>>()?;
+    let address = |listener: &TcpListener| Ok(listener.local_addr()?.to_string());
+    listeners.iter().map(address).collect()
+}

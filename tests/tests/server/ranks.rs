@@ -1,0 +1,337 @@
+//! Models that are split over two, three and four processes on the CPU: the answers are those of the whole model, a rank that
+//! is gone is said in health and to every request, and no process outlives the one that was started.
+
+use std::thread;
+
+use mlxcel_tests::cli::{Finished, Mlxcel, real_model};
+use mlxcel_tests::http::Connection;
+use mlxcel_tests::server::Server;
+use mlxcel_tests::tiny::{Kind, copy_with_tokenizer};
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::{Value, json};
+
+/// No rounding but that of sums.
+const EXACT: [&str; 8] = [
+    "--dtype",
+    "f32",
+    "--precision",
+    "exact",
+    "--cache-type-k",
+    "f32",
+    "--cache-type-v",
+    "f32",
+];
+
+const PROMPT: &str = "ABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789";
+
+fn generate(mlxcel: &Mlxcel, model: &str, ranks: &str, flags: &[&str]) -> Finished {
+    let fixed = ["generate", "-m", model, "--ignore-eos", "-t", "1"];
+    let ranks = ["--tensor-parallel", ranks];
+    let all = fixed.iter().chain(&EXACT).chain(&ranks).chain(flags);
+    mlxcel.run(all)
+}
+
+fn same_text((kind, ranks): (Kind, &[&str])) {
+    let mlxcel = Mlxcel::new().with_real_plugins();
+    let model = copy_with_tokenizer(&mlxcel, kind);
+    let model = model.to_str().expect("text");
+    let prompt = ["-p", PROMPT, "-n", "40"];
+    let whole = generate(&mlxcel, model, "1", &prompt).expect_success();
+    assert!(!whole.stdout.is_empty(), "{kind:?}");
+    for ranks in ranks {
+        let split = generate(&mlxcel, model, ranks, &prompt).expect_success();
+        assert_eq!(split.stdout, whole.stdout, "{kind:?} on {ranks} ranks");
+    }
+}
+
+#[test]
+fn plain_weights_give_the_same_text_on_every_number_of_ranks() {
+    // Four heads and two of keys, which four ranks share; biases; one head of keys for both ranks.
+    same_text((("llama", "llama-gqa"), &["2", "4"]));
+    same_text((("llama", "llama-bias"), &["2"]));
+    same_text((("llama", "rope-llama3"), &["2"]));
+}
+
+#[test]
+fn quantised_weights_are_split_along_whole_groups() {
+    same_text((("llama", "mlx-4bit-g32"), &["2"]));
+    same_text((("llama", "mlx-mxfp4"), &["2"]));
+    same_text((("qwen", "mlx-qwen2-4bit"), &["2"]));
+}
+
+#[test]
+fn every_architecture_that_says_so_can_be_split() {
+    same_text((("llama", "smollm3"), &["2"]));
+    same_text((("llama", "iquestcoder"), &["2"]));
+    same_text((("qwen", "qwen2-window"), &["2"]));
+    same_text((("qwen", "qwen3"), &["2"]));
+    same_text((("gemma", "gemma"), &["2"]));
+    same_text((("gemma", "gemma2"), &["2"]));
+    same_text((("gemma", "gemma3"), &["2"]));
+}
+
+/// Nine heads and three of keys.
+#[test]
+fn a_real_model_gives_the_same_text_on_three_ranks() {
+    let mlxcel = Mlxcel::new().with_real_plugins();
+    let model = real_model();
+    let model = model.to_str().expect("text");
+    let flags = ["-p", "The capital of France is", "-n", "8", "-c", "256"];
+    let whole = generate(&mlxcel, model, "1", &flags).expect_success();
+    let split = generate(&mlxcel, model, "3", &flags).expect_success();
+    assert_eq!(split.stdout, whole.stdout);
+}
+
+#[test]
+fn what_cannot_be_split_is_refused_by_name() {
+    let mlxcel = Mlxcel::new().with_real_plugins();
+    let of = |kind: Kind| {
+        copy_with_tokenizer(&mlxcel, kind)
+            .to_string_lossy()
+            .into_owned()
+    };
+    let refused = |kind: Kind, ranks: &str, flags: &[&str]| {
+        let finished = generate(
+            &mlxcel,
+            &of(kind),
+            ranks,
+            &[&["-p", "A", "-n", "1"], flags].concat(),
+        );
+        assert!(finished.stdout.is_empty());
+        let errors = finished
+            .stderr
+            .lines()
+            .filter(|line| line.starts_with("error: "));
+        errors.collect::<Vec<_>>().join("\n")
+    };
+    let gqa = ("llama", "llama-gqa");
+    insta::assert_snapshot!(refused(gqa, "3", &[]), @"error: --tensor-parallel 3: llama cannot be split: layer 0 has 2 key and value heads, which have to divide by the ranks, or the ranks by them");
+    insta::assert_snapshot!(refused(("llama", "mixtral"), "2", &[]), @"error: --tensor-parallel 2: mixtral cannot be split: its family runs it whole only (`mlxcel arch --json` says which can be split)");
+    insta::assert_snapshot!(refused(gqa, "2", &["--lookahead", "on"]), @"error: --tensor-parallel does not go with --lookahead on: the ranks have to know the tokens of a step");
+    // Groups of 64 among 64 inputs.
+    let groups = refused(("llama", "mlx-6bit-g64"), "2", &[]);
+    assert!(
+        groups.contains("o_proj") && groups.contains("a rank has to have whole groups"),
+        "{groups}"
+    );
+    assert!(refused(gqa, "0", &[]).contains("1..=64"));
+    let model = of(gqa);
+    let bench = [
+        "bench",
+        "-m",
+        &model,
+        "--perplexity",
+        &model,
+        "--tensor-parallel",
+        "2",
+    ];
+    assert!(
+        mlxcel
+            .run(bench)
+            .stderr
+            .contains("leave out --tensor-parallel")
+    );
+}
+
+fn server(kind: Kind, ranks: &str) -> Server {
+    server_with(kind, ranks, &[])
+}
+
+fn server_with(kind: Kind, ranks: &str, flags: &[&str]) -> Server {
+    let home = Mlxcel::new().with_real_plugins();
+    let model = copy_with_tokenizer(&home, kind);
+    let own = [
+        "--tensor-parallel",
+        ranks,
+        "--temp",
+        "0",
+        "--kv-cache-budget",
+        "10000000",
+        "--parallel",
+        "4",
+        "--prefill-chunk-size",
+        "16",
+        "-t",
+        "1",
+        "--metrics",
+    ];
+    Server::start(home, &model, &[&EXACT[..], &own, flags].concat())
+}
+
+fn question(prompt: &str, max_tokens: usize) -> Value {
+    json!({"prompt": prompt, "max_tokens": max_tokens, "ignore_eos": true, "logprobs": 2})
+}
+
+/// Text and logarithms of probabilities.
+fn answer(server: &Server, prompt: &str) -> (String, Vec<f64>) {
+    let body = server
+        .post("/v1/completions", &question(prompt, 24))
+        .success();
+    let choice = &body["choices"][0];
+    let text = choice["text"].as_str().expect("text").to_owned();
+    let logprobs = choice["logprobs"]["token_logprobs"]
+        .as_array()
+        .expect("a list");
+    (
+        text,
+        logprobs
+            .iter()
+            .map(|value| value.as_f64().expect("a number"))
+            .collect(),
+    )
+}
+
+#[test]
+fn many_requests_at_once_get_what_the_whole_model_answers_alone() {
+    let kind = ("llama", "llama-gqa");
+    let (whole, split) = (server(kind, "1"), server(kind, "2"));
+    let prompts: Vec<&str> = (1..PROMPT.len())
+        .step_by(4)
+        .map(|len| &PROMPT[..len])
+        .collect();
+    let expected: Vec<_> = prompts
+        .iter()
+        .map(|prompt| answer(&whole, prompt))
+        .collect();
+    for _ in 0..2 {
+        // The second time from the prefix cache.
+        let found: Vec<_> = thread::scope(|scope| {
+            let asked = prompts
+                .iter()
+                .map(|prompt| scope.spawn(|| answer(&split, prompt)));
+            let asked: Vec<_> = asked.collect();
+            asked
+                .into_iter()
+                .map(|one| one.join().expect("answers"))
+                .collect()
+        });
+        for ((text, logprobs), (expected_text, expected_logprobs)) in found.iter().zip(&expected) {
+            assert_eq!(text, expected_text);
+            let distance = |(a, b): (&f64, &f64)| (a - b).abs();
+            let far = logprobs.iter().zip(expected_logprobs).map(distance);
+            assert!(
+                far.fold(0.0, f64::max) < 1e-4,
+                "{logprobs:?} {expected_logprobs:?}"
+            );
+        }
+    }
+    let ended = end(split, Signal::TERM);
+    assert_eq!(ended, Some(0));
+}
+
+/// Processes whose parent is `parent` and that are ranks.
+fn ranks_of(parent: u32) -> Vec<u32> {
+    let processes = std::fs::read_dir("/proc").expect("a list of processes");
+    let numbers = processes.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
+    numbers
+        .filter(|number| is_rank(*number, Some(parent)))
+        .collect()
+}
+
+fn is_rank(number: u32, parent: Option<u32>) -> bool {
+    // A process may end while it is looked at.
+    let read =
+        |name: &str| std::fs::read_to_string(format!("/proc/{number}/{name}")).unwrap_or_default();
+    let of_parent = parent.is_none_or(|parent| {
+        let line = format!("PPid:\t{parent}");
+        read("status").lines().any(|found| found == line)
+    });
+    of_parent
+        && read("cmdline")
+            .split('\0')
+            .any(|argument| argument == "__rank")
+}
+
+fn signal(process: u32, signal: Signal) {
+    let process = Pid::from_raw(process as i32).expect("a process");
+    kill_process(process, signal).expect("signalled");
+}
+
+/// Ends the server and waits until its ranks are gone too.
+fn end(mut server: Server, how: Signal) -> Option<i32> {
+    let ranks = ranks_of(server.id());
+    signal(server.id(), how);
+    let code = server.wait().code;
+    server.wait_for("the ranks are gone", |_| {
+        !ranks.iter().any(|rank| is_rank(*rank, None))
+    });
+    code
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn no_rank_outlives_the_first() {
+    for how in [Signal::TERM, Signal::INT, Signal::KILL] {
+        let server = server(("llama", "llama-gqa"), "2");
+        assert_eq!(ranks_of(server.id()).len(), 1);
+        let code = end(server, how);
+        assert_eq!(code, (how != Signal::KILL).then_some(0));
+    }
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn a_rank_that_is_gone_ends_every_request_and_health_says_so() {
+    let server = server(("llama", "llama-gqa"), "4");
+    let ranks = ranks_of(server.id());
+    assert_eq!(ranks.len(), 3);
+    answer(&server, "AB");
+    let mut stream = Connection::open(server.address());
+    let mut body = question("AB", 200);
+    body["stream"] = true.into();
+    let headers = ["Content-Type: application/json"];
+    stream.send(
+        "POST",
+        "/v1/completions",
+        &headers,
+        body.to_string().as_bytes(),
+    );
+    assert_eq!(stream.head().status, 200);
+    assert!(stream.chunk().is_some());
+    signal(ranks[1], Signal::KILL);
+    let mut rest = Vec::new();
+    while let Some(chunk) = stream.chunk() {
+        rest.extend(chunk);
+    }
+    let rest = String::from_utf8_lossy(&rest).into_owned();
+    assert!(rest.contains("ended (signal: 9 (SIGKILL))"), "{rest}");
+
+    server.wait_for("health says so", |server| {
+        server.get("/health").status == 503
+    });
+    for _ in 0..2 {
+        let health = server.get("/health").json();
+        let message = health["error"]["message"]
+            .as_str()
+            .expect("text")
+            .to_owned();
+        assert!(message.starts_with("rank "), "{message}");
+        assert!(message.ends_with("start again"), "{message}");
+        let refused = server.post("/v1/completions", &question("AB", 4));
+        assert_eq!(
+            (refused.status, refused.json()["error"]["message"].as_str()),
+            (503, Some(message.as_str()))
+        );
+    }
+    assert!(ranks_of(server.id()).is_empty());
+    assert_eq!(end(server, Signal::TERM), Some(0));
+}
+
+/// As a device that never ends a step: nobody tells rank 0 that its peer will not go on.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_rank_that_hangs_is_a_stuck_step_and_the_server_can_still_end() {
+    let server = server_with(("llama", "llama-gqa"), "2", &["--step-timeout", "1"]);
+    let ranks = ranks_of(server.id());
+    answer(&server, "AB");
+    signal(ranks[0], Signal::STOP);
+    let refused = server.post("/v1/completions", &question("ABC", 4));
+    assert_eq!(refused.status, 503, "{}", refused.text());
+    assert_eq!(refused.json()["error"]["code"], "engine_stuck");
+    assert_eq!(server.get("/health").status, 503);
+    let mut server = server;
+    signal(server.id(), Signal::TERM);
+    assert_eq!(server.wait().code, Some(0));
+    signal(ranks[0], Signal::CONT);
+    server.wait_for("the rank is gone", |_| !is_rank(ranks[0], None));
+}
