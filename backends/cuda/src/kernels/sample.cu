@@ -48,23 +48,36 @@ __device__ __forceinline__ void sort(u64* keys, int n) {
   __syncthreads();
 }
 
+// Those from `begin` to before `end`.
 template <typename F>
-__device__ __forceinline__ void each_logit(const Logit* row, int width, F f) {
-  constexpr int kOwn = 16 / sizeof(Logit);
-  int done = 0;
-  if (reinterpret_cast<u64>(row) % 16 == 0) {
-    int units = width / kOwn;
-    for (int i = threadIdx.x; i < units; i += kThreads) {
-      uint4 v = *reinterpret_cast<const uint4*>(row + i * kOwn);
-      const Logit* own = reinterpret_cast<const Logit*>(&v);
+__device__ __forceinline__ void each_logit(const Logit* row, int begin, int end, F f) {
+  constexpr int kOwn = 16 / sizeof(Logit), kTogether = 4;
+  int done = begin;
+  if (reinterpret_cast<u64>(row + begin) % 16 == 0) {
+    const int units = (end - begin) / kOwn;
+    const uint4* from = reinterpret_cast<const uint4*>(row + begin);
+    for (int first = threadIdx.x; first < units; first += kThreads * kTogether) {
+      uint4 v[kTogether];
 #pragma unroll
-      for (int j = 0; j < kOwn; ++j) {
-        f(as_float(own[j]), i * kOwn + j);
+      for (int u = 0; u < kTogether; ++u) {
+        if (first + u * kThreads < units) {
+          v[u] = from[first + u * kThreads];
+        }
+      }
+#pragma unroll
+      for (int u = 0; u < kTogether; ++u) {
+        const Logit* own = reinterpret_cast<const Logit*>(&v[u]);
+        if (first + u * kThreads < units) {
+#pragma unroll
+          for (int j = 0; j < kOwn; ++j) {
+            f(as_float(own[j]), begin + (first + u * kThreads) * kOwn + j);
+          }
+        }
       }
     }
-    done = units * kOwn;
+    done += units * kOwn;
   }
-  for (int i = done + threadIdx.x; i < width; i += kThreads) {
+  for (int i = done + threadIdx.x; i < end; i += kThreads) {
     f(as_float(row[i]), i);
   }
 }
@@ -104,47 +117,90 @@ __device__ __forceinline__ int passes(const float (&weights)[8], int n, float sh
   return found;
 }
 
-extern "C" __global__ void __launch_bounds__(kThreads) sample_rows(
+// The highest of a warp's.
+__device__ __forceinline__ u64 highest_of(u64 key) {
+#pragma unroll
+  for (int step = 16; step > 0; step /= 2) {
+    u64 other = __shfl_xor_sync(0xFFFFFFFFu, key, step);
+    key = other > key ? other : key;
+  }
+  return key;
+}
+
+#if __CUDA_ARCH__ >= 900
+// The same of another block of the cluster.
+__device__ __forceinline__ u64 of_block(const u64* own, int block) {
+  u32 address;
+  u64 v;
+  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(address) : "r"(shared_address(own)), "r"(block));
+  asm volatile("ld.shared::cluster.u64 %0, [%1];" : "=l"(v) : "r"(address));
+  return v;
+}
+__device__ __forceinline__ void meet_cluster() {
+  asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+#endif
+
+// Blocks of a cluster share the first look at a row; where more than the highest logit may be chosen, the first goes on alone.
+template <int CLUSTER>
+__device__ __forceinline__ void choose(
     const Logit* logits, const int* top_k, const float* top_p, const float* min_p, const float* temperature, const float* uniform,
     u32* out, int width) {
   __shared__ u64 keys[kMost];
+  __shared__ u64 found_here[2];
   __shared__ int count;
   let_next_start();
   wait_for_inputs();
-  const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
-  const Logit* row = logits + static_cast<size_t>(blockIdx.x) * width;
-  const int k = min(max(top_k[blockIdx.x], 1), kMostK);
+  const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, index = blockIdx.x / CLUSTER, rank = blockIdx.x % CLUSTER;
+  const Logit* row = logits + static_cast<size_t>(index) * width;
+  const int k = min(max(top_k[index], 1), kMostK);
+  const int share = (width + CLUSTER * 8 - 1) / (CLUSTER * 8) * 8, begin = min(width, rank * share), end = min(width, begin + share);
   u64 best = 0;
   bool is_bad = false;
-  each_logit(row, width, [&](float v, int at) {
+  auto look = [&](float v, int at) {
     is_bad = is_bad || !(v < kInfinity);
     u64 key = key_of(v, at);
     best = key > best ? key : best;
-  });
+  };
+  each_logit(row, begin, end, look);
   is_bad = __syncthreads_or(is_bad);
-  if (is_bad) {
+  u64 first = highest_of(best);
+  if (lane == 0) {
+    keys[warp] = first;
+  }
+  __syncthreads();
+  if (warp == 0) {
+    first = highest_of(keys[lane]);
+    if (lane == 0) {
+      found_here[0] = first, found_here[1] = is_bad;
+    }
+  }
+#if __CUDA_ARCH__ >= 900
+  if constexpr (CLUSTER > 1) {
+    meet_cluster();
+    u64 of_other = 0, bad_other = 0;
+    if (rank == 0 && lane < CLUSTER) {
+      of_other = of_block(found_here, lane);
+      bad_other = of_block(found_here + 1, lane);
+    }
+    first = highest_of(of_other);
+    is_bad = __any_sync(0xFFFFFFFFu, bad_other != 0);
+    meet_cluster();
+    if (rank != 0) {
+      return;
+    }
+  }
+#endif
+  if (is_bad || k == 1) {
     if (threadIdx.x == 0) {
-      out[blockIdx.x] = 0xFFFFFFFFu;
+      out[index] = is_bad || first == 0 ? 0xFFFFFFFFu : place_of(first);
     }
     return;
   }
-  if (k == 1) {
-#pragma unroll
-    for (int step = 16; step > 0; step /= 2) {
-      u64 other = __shfl_xor_sync(0xFFFFFFFFu, best, step);
-      best = other > best ? other : best;
-    }
-    if (lane == 0) {
-      keys[warp] = best;
-    }
+  if constexpr (CLUSTER > 1) {
+    each_logit(row, end, width, look);
+  } else {
     __syncthreads();
-    if (threadIdx.x == 0) {
-      for (int i = 1; i < kThreads / 32; ++i) {
-        best = keys[i] > best ? keys[i] : best;
-      }
-      out[blockIdx.x] = best == 0 ? 0xFFFFFFFFu : place_of(best);
-    }
-    return;
   }
   keys[threadIdx.x] = best;
   sort(keys, kThreads);
@@ -158,7 +214,7 @@ extern "C" __global__ void __launch_bounds__(kThreads) sample_rows(
       count = 0;
     }
     __syncthreads();
-    each_logit(row, width, [&](float v, int at) {
+    each_logit(row, 0, width, [&](float v, int at) {
       u64 key = key_of(v, at);
       if (key >= bound) {
         int place = atomicAdd(&count, 1);
@@ -193,7 +249,7 @@ extern "C" __global__ void __launch_bounds__(kThreads) sample_rows(
   int kept = min(count, k);
   if (kept == 0) {
     if (lane == 0) {
-      out[blockIdx.x] = 0xFFFFFFFFu;
+      out[index] = 0xFFFFFFFFu;
     }
     return;
   }
@@ -205,7 +261,7 @@ extern "C" __global__ void __launch_bounds__(kThreads) sample_rows(
     own[j] = at < kept ? logit_of(keys[at]) - highest : -kInfinity;
     weights[j] = expf(own[j]);
   }
-  const float p = top_p[blockIdx.x], least = min_p[blockIdx.x];
+  const float p = top_p[index], least = min_p[index];
   if (p < 1.0f) {
     kept = passes(weights, kept, p, true, lane) + 1;
   }
@@ -222,13 +278,27 @@ extern "C" __global__ void __launch_bounds__(kThreads) sample_rows(
     }
     kept = max(above_it, 1);
   }
-  const float t = temperature[blockIdx.x];
+  const float t = temperature[index];
 #pragma unroll
   for (int j = 0; j < 8; ++j) {
     weights[j] = lane * 8 + j < kept ? expf(own[j] / t) : 0.0f;
   }
-  const int chosen = passes(weights, kept, uniform[blockIdx.x], false, lane);
+  const int chosen = passes(weights, kept, uniform[index], false, lane);
   if (lane == 0) {
-    out[blockIdx.x] = place_of(keys[chosen]);
+    out[index] = place_of(keys[chosen]);
   }
 }
+
+#define SAMPLE_ARGS                                                                                                    \
+  const Logit *logits, const int *top_k, const float *top_p, const float *min_p, const float *temperature, const float *uniform, \
+      u32 *out, int width
+
+extern "C" __global__ void __launch_bounds__(kThreads) sample_rows(SAMPLE_ARGS) {
+  choose<1>(logits, top_k, top_p, min_p, temperature, uniform, out, width);
+}
+#if __CUDA_ARCH__ >= 900
+// With so many blocks to a row.
+extern "C" __global__ void __cluster_dims__(8, 1, 1) __launch_bounds__(kThreads) sample_rows_8(SAMPLE_ARGS) {
+  choose<8>(logits, top_k, top_p, min_p, temperature, uniform, out, width);
+}
+#endif

@@ -1,4 +1,4 @@
-// Products x w^T of one to four rows of x, at the speed at which the memory gives the weight.
+// Products x w^T of one to eight rows of x, at the speed at which the memory gives the weight.
 //
 // A block walks tiles of 16 rows of the weight; its warps share the sum over K. Each warp has a ring of its own in shared memory,
 // which the copy engine fills: pieces of 16 rows by one chunk of K, with their scales and biases. Nothing of it waits for the
@@ -11,10 +11,15 @@
 struct Streamed {
   // Tensor maps of 128 bytes, one after another: weight and, where it is quantised, scales and biases.
   const u8* maps[3];
+  const u16* scales[3];
+  const u16* biases[3];
   u16* out[3];
   int n[3];
   // First tile of each weight.
   int start[3];
+  // What the next product is likely to read first, for the second cache: bytes of each warp, a multiple of 16.
+  const u8* next;
+  u64 next_bytes;
 };
 
 // f(gate) * up; kinds as in the operation table: 1 SiLU, 2 GELU, 3 GELU by tanh, 4 ReLU.
@@ -38,9 +43,18 @@ constexpr int kGroups = 0, kPieceK = 128, kWeightBytes = kTileRows * kPieceK * 2
 constexpr int kGroups = 8, kPieceK = kGroups * GROUP_SIZE;
 constexpr int kWeightBytes = kTileRows * kPieceK * WEIGHT_BITS / 8, kScaleBytes = kTileRows * kGroups * 2;
 #endif
+// Scales come by each lane's copies instead of the copy engine, which takes as long for 16 bytes as for 128.
+#ifndef STREAM_SCALES
+#define STREAM_SCALES 0
+#endif
+constexpr bool kByLanes = STREAM_SCALES && WEIGHT_BITS < 16;
 // Pieces of 128 bytes of a row.
 constexpr int kLines = kWeightBytes / kTileRows / 128;
 constexpr int kWarps = STREAM_WARPS, kStages = STREAM_STAGES;
+// Blocks that a multiprocessor should find registers for, some of them of the next launch.
+#ifndef STREAM_BLOCKS
+#define STREAM_BLOCKS (STREAM_WARPS > 8 ? 1 : STREAM_STAGES == 1 ? 4 : 3)
+#endif
 
 // Which row of a half tile a lane has, so that lanes that read at once use different banks.
 __device__ __forceinline__ int row_of_lane(int in_tile) {
@@ -81,6 +95,15 @@ __device__ __forceinline__ void mma_half(float (&d)[4], u32 a0, u32 a1, u32 b0) 
                : "r"(a0), "r"(a1), "r"(b0));
 }
 
+// Eight values of x, normed: `factor` is the reciprocal of the row's root mean square.
+__device__ __forceinline__ uint4 normed_by(const uint4& v, const uint4& w, float factor) {
+  return make_uint4(
+      pack(low_float(v.x) * factor * low_float(w.x), high_float(v.x) * factor * high_float(w.x)),
+      pack(low_float(v.y) * factor * low_float(w.y), high_float(v.y) * factor * high_float(w.y)),
+      pack(low_float(v.z) * factor * low_float(w.z), high_float(v.z) * factor * high_float(w.z)),
+      pack(low_float(v.w) * factor * low_float(w.w), high_float(v.w) * factor * high_float(w.w)));
+}
+
 // `waits`: the weight may be made by the launch before.
 // Bytes of shared memory: rings, scales and biases, barriers, x in the tensor core's order, sums of groups, parts of the result.
 // The host knows the same sum.
@@ -108,35 +131,58 @@ __device__ __forceinline__ void streamed(const Streamed& all, const u16* x, u16*
 
   // What is fetched next.
   int tile = blockIdx.x, chunk = warp;
+  bool is_done = false;
   auto fetch = [&](int stage) {
     while (chunk >= chunks) {
       chunk -= chunks;
       tile += gridDim.x;
     }
     if (tile >= tiles) {
+      if (!is_done && all.next_bytes > 0 && lane == 0) {
+        const u8* from = all.next + (static_cast<size_t>(blockIdx.x) * kWarps + warp) * all.next_bytes;
+        asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(static_cast<u32>(all.next_bytes)) : "memory");
+      }
+      is_done = true;
       return;
     }
     u32 to = ring + stage * kWeightBytes, done = barrier + stage * 8;
-    expect_bytes(done, kWeightBytes + 2 * kScaleBytes);
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      int i, row;
+    auto weight_of = [&](int half, int& i, int& row) {
       if constexpr (GATED) {
         i = half, row = tile * 8;
       } else {
         i = tile >= all.start[2] ? 2 : tile >= all.start[1] ? 1 : 0;
         row = (tile - (i == 0 ? 0 : all.start[i])) * 16 + half * 8;
       }
-      const u8* map = i == 0 ? all.maps[0] : i == 1 ? all.maps[1] : all.maps[2];
+    };
+    if (lane == 0) {
+      expect_bytes(done, kWeightBytes + (kByLanes ? 0 : 2 * kScaleBytes));
 #pragma unroll
-      for (int line = 0; line < kLines; ++line) {
-        fetch_box_2(to + half * (kWeightBytes / 2) + line * 1024, map, (chunk * kLines + line) * (WEIGHT_BITS == 16 ? 64 : 32), row, done);
+      for (int half = 0; half < 2; ++half) {
+        int i, row;
+        weight_of(half, i, row);
+        const u8* map = i == 0 ? all.maps[0] : i == 1 ? all.maps[1] : all.maps[2];
+#pragma unroll
+        for (int line = 0; line < kLines; ++line) {
+          fetch_box_2(to + half * (kWeightBytes / 2) + line * 1024, map, (chunk * kLines + line) * (WEIGHT_BITS == 16 ? 64 : 32), row, done);
+        }
+        if constexpr (WEIGHT_BITS < 16 && !kByLanes) {
+          u32 scales = scale_ring + stage * 2 * kScaleBytes + half * (kScaleBytes / 2);
+          fetch_box_2(scales, map + 128, chunk * kGroups, row, done);
+          fetch_box_2(scales + kScaleBytes, map + 256, chunk * kGroups, row, done);
+        }
       }
-      if constexpr (WEIGHT_BITS < 16) {
-        u32 scales = scale_ring + stage * 2 * kScaleBytes + half * (kScaleBytes / 2);
-        fetch_box_2(scales, map + 128, chunk * kGroups, row, done);
-        fetch_box_2(scales + kScaleBytes, map + 256, chunk * kGroups, row, done);
-      }
+    }
+    if constexpr (kByLanes) {
+      // 16 bytes a lane: scales of a row, or its biases.
+      int i, row;
+      weight_of((lane >> 3) & 1, i, row);
+      row += lane & 7;
+      const u16* from = lane < 16 ? (i == 0 ? all.scales[0] : i == 1 ? all.scales[1] : all.scales[2])
+                                  : (i == 0 ? all.biases[0] : i == 1 ? all.biases[1] : all.biases[2]);
+      const bool there = row < (i == 0 ? all.n[0] : i == 1 ? all.n[1] : all.n[2]);
+      const size_t at = static_cast<size_t>(there ? row : 0) * (chunks * kGroups) + chunk * kGroups;
+      copy_async(scale_ring + stage * 2 * kScaleBytes + lane * 16, from + at, there);
+      asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(done) : "memory");
     }
     chunk += kWarps;
   };
@@ -146,23 +192,45 @@ __device__ __forceinline__ void streamed(const Streamed& all, const u16* x, u16*
   }
   if (lane == 0) {
     for (int i = 0; i < kStages; ++i) {
-      init_barrier(barrier + i * 8, 1);
+      init_barrier(barrier + i * 8, kByLanes ? 33 : 1);
     }
     fence_barriers();
-    for (int i = 0; i < kStages; ++i) {
-      fetch(i);
+  }
+  __syncwarp();
+  for (int i = 0; i < kStages; ++i) {
+    fetch(i);
+  }
+  // Into the second cache, whoever wrote it.
+  const int vectors = k_total / 8, all_vectors = rows * vectors;
+  if (around.normed > 1) {
+    for (int i = threadIdx.x; i < vectors / 8; i += kWarps * 32) {
+      asm volatile("prefetch.global.L2 [%0];" ::"l"(around.norm + i * 64));
     }
   }
   wait_for_inputs();
-  // x as the tensor core takes it, 16 bytes at a time: [k / 32 or 16][half][row][quad].
-  const int vectors = k_total / 8;
-  __shared__ float squares[4][kWarps];
+  // x as the tensor core takes it, 16 bytes at a time: [k / 32 or 16][half][row][quad]. A thread has several such at once.
+  constexpr int kThreads = kWarps * 32, kHeld = kStages == 1 ? 2 : 4;
+  __shared__ float squares[8][kWarps];
+  const uint4* const x_vectors = reinterpret_cast<const uint4*>(x);
+  uint4 held[kHeld];
+  auto hold = [&](int first, int end) {
+#pragma unroll
+    for (int j = 0; j < kHeld; ++j) {
+      if (first + j * kThreads < end) {
+        held[j] = x_vectors[first + j * kThreads];
+      }
+    }
+  };
   if (around.normed) {
-    for (int row = 0; row < rows; ++row) {
+    for (int row = rows - 1; row >= 0; --row) {
       float sum = 0.0f;
-      for (int i = threadIdx.x; i < vectors; i += kWarps * 32) {
-        uint4 v = *reinterpret_cast<const uint4*>(x + static_cast<size_t>(row) * k_total + i * 8);
-        sum += sum_of_squares(v);
+      const int end = (row + 1) * vectors;
+      for (int first = row * vectors + threadIdx.x; first < end; first += kThreads * kHeld) {
+        hold(first, end);
+#pragma unroll
+        for (int j = 0; j < kHeld; ++j) {
+          sum += first + j * kThreads < end ? sum_of_squares(held[j]) : 0.0f;
+        }
       }
 #pragma unroll
       for (int step = 16; step > 0; step /= 2) {
@@ -174,17 +242,36 @@ __device__ __forceinline__ void streamed(const Streamed& all, const u16* x, u16*
     }
     __syncthreads();
   }
-  for (int i = threadIdx.x; i < rows * vectors; i += kWarps * 32) {
-    int row = i / vectors, at = i % vectors;
-    uint4 v = *reinterpret_cast<const uint4*>(x + static_cast<size_t>(row) * k_total + at * 8);
+  // The last row normed was the first, which is still there where it is short.
+  const bool is_held = around.normed && rows == 1 && vectors <= kThreads * kHeld;
+  for (int first = threadIdx.x; first < all_vectors; first += kThreads * kHeld) {
+    if (!is_held) {
+      hold(first, all_vectors);
+    }
+    uint4 of_norm[kHeld];
+#pragma unroll
+    for (int j = 0; j < kHeld; ++j) {
+      const int i = first + j * kThreads;
+      of_norm[j] = make_uint4(ONE_TWICE, ONE_TWICE, ONE_TWICE, ONE_TWICE);
+      if (around.normed > 1 && i < all_vectors) {
+        of_norm[j] = *reinterpret_cast<const uint4*>(around.norm + (rows == 1 ? i : i % vectors) * 8);
+      }
+    }
+#pragma unroll
+    for (int j = 0; j < kHeld; ++j) {
+    const int i = first + j * kThreads;
+    if (i >= all_vectors) {
+      continue;
+    }
+    const int row = rows == 1 ? 0 : i / vectors, at = i - row * vectors;
+    uint4 v = held[j];
     if (around.normed) {
       float sum = 0.0f;
 #pragma unroll
-      for (int j = 0; j < kWarps; ++j) {
-        sum += squares[row][j];
+      for (int w = 0; w < kWarps; ++w) {
+        sum += squares[row][w];
       }
-      const float factor = rsqrtf(sum / k_total + around.eps);
-      v = normed_values(v, around, factor, at * 8);
+      v = normed_by(v, of_norm[j], rsqrtf(sum / k_total + around.eps));
     }
     if constexpr (WEIGHT_BITS == 16) {
       // 32 values of K at a time, a quad having 8 of them.
@@ -233,6 +320,7 @@ __device__ __forceinline__ void streamed(const Streamed& all, const u16* x, u16*
 #endif
       }
     }
+  }
   }
   __syncthreads();
   const int column = min(in_tile, rows - 1), row = row_of_lane(in_tile);
@@ -309,9 +397,7 @@ __device__ __forceinline__ void streamed(const Streamed& all, const u16* x, u16*
         }
       }
       __syncwarp();
-      if (lane == 0) {
-        fetch(turn);
-      }
+      fetch(turn);
       if (++turn == kStages) {
         turn = 0;
         parity ^= 1;
@@ -371,11 +457,11 @@ __device__ __forceinline__ void streamed(const Streamed& all, const u16* x, u16*
   }
 }
 
-extern "C" __global__ void __launch_bounds__(kWarps * 32) stream_rows(
+extern "C" __global__ void __launch_bounds__(kWarps * 32, STREAM_BLOCKS) stream_rows(
     const __grid_constant__ Streamed all, const u16* x, int k, int rows, int tiles, int waits, const __grid_constant__ Around around) {
   streamed<false>(all, x, nullptr, k, rows, 0, tiles, waits, around);
 }
-extern "C" __global__ void __launch_bounds__(kWarps * 32) stream_gated(
+extern "C" __global__ void __launch_bounds__(kWarps * 32, STREAM_BLOCKS) stream_gated(
     const __grid_constant__ Streamed all, const u16* x, u16* both, int k, int rows, int kind, int tiles, int waits,
     const __grid_constant__ Around around) {
   streamed<true>(all, x, both, k, rows, kind, tiles, waits, around);

@@ -115,7 +115,12 @@ impl State {
             tiles as usize,
             self.processors,
         );
-        let mut arguments = Arguments::new().record(&record).wide(x);
+        // The last two: what comes next, which nobody says yet.
+        let mut fields = [0_u64; 17];
+        for (to, from) in fields.iter_mut().zip(record) {
+            *to = from;
+        }
+        let mut arguments = Arguments::new().record(&fields).wide(x);
         if let Some((out, _)) = gated {
             arguments = arguments.wide(out);
         }
