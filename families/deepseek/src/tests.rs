@@ -533,6 +533,10 @@ fn summary(arch: &str, changes: &Value) -> Value {
     ] {
         summary[format!("{arch}.{key}")] = value;
     }
+    if arch == "deepseek" {
+        // Heads of the first generation are rotated whole.
+        summary["deepseek.rope.dimension_count"] = json!(16);
+    }
     for (key, value) in changes.as_object().unwrap() {
         summary[format!("{arch}.{key}")] = value.clone();
     }
@@ -663,6 +667,24 @@ fn gguf_that_we_do_not_understand_is_refused_by_name() {
             "deepseek",
             json!({"block_count": 0}),
             "block_count",
+        ),
+        (
+            "deepseek",
+            "deepseek",
+            json!({"rope.dimension_count": 8}),
+            "\"deepseek.rope.dimension_count\" is 8: expected 16",
+        ),
+        (
+            "deepseek_v2",
+            "deepseek2",
+            json!({"attention.key_length_mla": 32, "attention.value_length": 20}),
+            "\"deepseek2.attention.key_length\" is 32: expected 40",
+        ),
+        (
+            "deepseek_v2",
+            "deepseek2",
+            json!({"attention.head_count_kv": 2}),
+            "\"deepseek2.attention.head_count_kv\" is 2: expected 4",
         ),
     ] {
         let error = adapt(arch, summary(name, &changes)).unwrap_err();

@@ -321,7 +321,7 @@ fn gguf_metadata_that_does_not_fit_is_named() {
         (json!({"gemma3.block_count": 0}), "block_count"),
         (
             json!({"gemma3.attention.value_length": 64}),
-            "attention.value_length = 64",
+            "\"gemma3.attention.value_length\" is 64: expected 128",
         ),
         (
             json!({"gemma3.attention.key_length": "128"}),
