@@ -76,7 +76,10 @@ pub fn copy_with_tokenizer(mlxcel: &Mlxcel, (family, variant): Kind) -> PathBuf 
     }
     let config = std::fs::read(source.join("config.json")).unwrap();
     let config: Value = serde_json::from_slice(&config).unwrap();
-    let size = config["vocab_size"].as_u64().unwrap() as usize;
+    let size = config
+        .get("vocab_size")
+        .or(config.pointer("/text_config/vocab_size"));
+    let size = size.and_then(Value::as_u64).unwrap() as usize;
     // Of the letters that stand for bytes, those that stand for themselves.
     let letters = ('!'..='~').chain('¡'..='¬').take(size);
     let tokenizer = tokenizer_of(letters, 2).to_string();

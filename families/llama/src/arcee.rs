@@ -13,7 +13,7 @@ architecture! {
     id: "arcee", display_name: "Arcee", category: "dense", task: "text-generation",
     model_types: ["arcee"], gguf: [], aliases: ["AFM 4.5B"],
     runtimes: ["generate"], modalities_in: ["text"], output: "tokens",
-    backends: ["cpu": "supported"], kv_modes: ["fp16"],
+    backends: ["cpu": "supported"], kv_modes: ["fp16"], tensor_parallel: true,
 }
 
 fn read(config: &Config<'_>) -> Result<DecoderConfig> {
@@ -44,8 +44,8 @@ impl SquaredReluMlp {
     fn load(at: &Weights, config: &DecoderConfig) -> Result<Self> {
         let (hidden, inner, bias) = (config.hidden, config.inner, config.mlp_bias);
         Ok(Self {
-            up: Linear::load(&at.at("up_proj"), hidden, inner, bias)?,
-            down: Linear::load(&at.at("down_proj"), inner, hidden, bias)?,
+            up: Linear::load_outputs(&at.at("up_proj"), hidden, inner, bias)?,
+            down: Linear::load_inputs(&at.at("down_proj"), inner, hidden, bias)?,
         })
     }
 }

@@ -16,7 +16,7 @@ architecture! {
     id: "ministral3", display_name: "Ministral 3", category: "dense", task: "text-generation",
     model_types: ["ministral3"], gguf: ["mistral3"], aliases: ["Ministral 3 3B", "Ministral 3 8B", "Ministral 3 14B"],
     runtimes: ["generate"], modalities_in: ["text"], output: "tokens",
-    backends: ["cpu": "supported"], kv_modes: ["fp16"],
+    backends: ["cpu": "supported"], kv_modes: ["fp16"], tensor_parallel: true,
 }
 
 /// A decoder and the temperature of its queries.

@@ -16,7 +16,7 @@ architecture! {
     id: "mistral3", display_name: "Mistral Small 3.1 (text)", category: "dense", task: "text-generation",
     model_types: ["mistral3"], gguf: [], aliases: ["Mistral Small 3.1", "Mistral Small 3.2", "Ministral 3 Instruct"],
     runtimes: ["generate"], modalities_in: ["text"], output: "tokens",
-    backends: ["cpu": "supported"], kv_modes: ["fp16"],
+    backends: ["cpu": "supported"], kv_modes: ["fp16"], tensor_parallel: true,
 }
 
 /// Modules of a checkpoint that only images need.

@@ -20,7 +20,7 @@ architecture! {
     model_types: ["nemotron-nas"], gguf: ["deci"],
     aliases: ["Llama 3.1 Nemotron 51B", "Llama 3.3 Nemotron Super 49B", "Llama 3.1 Nemotron Ultra 253B"],
     runtimes: ["generate"], modalities_in: ["text"], output: "tokens",
-    backends: ["cpu": "supported"], kv_modes: ["fp16"],
+    backends: ["cpu": "supported"], kv_modes: ["fp16"], tensor_parallel: true,
 }
 
 /// One half of a block.

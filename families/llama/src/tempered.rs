@@ -1,7 +1,7 @@
 //! Attention of long-context models: queries grow sharper with their position, and a layer may look
 //! at its own chunk of the sequence only.
 
-use mlxcel_sdk::nn::{Linear, Mixer, RmsNorm, Rope, project};
+use mlxcel_sdk::nn::{HeadProjections, HeadSizes, Mixer, RmsNorm, Rope, project};
 use mlxcel_sdk::prelude::*;
 
 /// `1 + scale * ln(1 + floor((position + offset) / length))`, a factor on queries
@@ -48,25 +48,20 @@ pub(crate) struct TemperedConfig {
 #[derive(Debug)]
 pub(crate) struct TemperedAttention {
     config: TemperedConfig,
-    q: Linear,
-    k: Linear,
-    v: Linear,
-    o: Linear,
+    projections: HeadProjections,
     rope: Option<Rope>,
 }
 
 impl TemperedAttention {
     pub(crate) fn load(at: &Weights, config: TemperedConfig, rope: Option<Rope>) -> Result<Self> {
-        let (hidden, bias) = (config.hidden, config.bias);
-        let (q_width, kv_width) = (
-            config.heads * config.head_dim,
-            config.kv_heads * config.head_dim,
-        );
+        let sizes = HeadSizes {
+            hidden: config.hidden,
+            heads: config.heads,
+            kv_heads: config.kv_heads,
+            head_dim: config.head_dim,
+        };
         Ok(Self {
-            q: Linear::load(&at.at("q_proj"), hidden, q_width, bias)?,
-            k: Linear::load(&at.at("k_proj"), hidden, kv_width, bias)?,
-            v: Linear::load(&at.at("v_proj"), hidden, kv_width, bias)?,
-            o: Linear::load(&at.at("o_proj"), q_width, hidden, bias)?,
+            projections: HeadProjections::load(at, sizes, config.bias, config.bias)?,
             rope,
             config,
         })
@@ -76,12 +71,12 @@ impl TemperedAttention {
 impl TemperedAttention {
     /// What `o_proj` takes, `[T, H D]`.
     fn attended(&self, x: &Tensor, norm: Option<&RmsNorm>, step: &Step<'_>) -> Result<Tensor> {
-        let config = &self.config;
+        let (config, parts) = (&self.config, &self.projections);
         let split = |t: &Tensor, n: usize| t.reshape(&[-1, n as i64, config.head_dim as i64]);
-        let [q, k, v] = project(x, norm, [&self.q, &self.k, &self.v])?;
-        let mut q = split(&q, config.heads)?; // [T, H, D]
-        let mut k = split(&k, config.kv_heads)?; // [T, Hkv, D]
-        let v = split(&v, config.kv_heads)?;
+        let [q, k, v] = project(x, norm, [&parts.q, &parts.k, &parts.v])?;
+        let mut q = split(&q, parts.heads)?; // [T, H, D]
+        let mut k = split(&k, parts.kv_heads)?; // [T, Hkv, D]
+        let v = split(&v, parts.kv_heads)?;
         if let Some(rope) = &self.rope {
             q = rope.forward(&q, &step.positions)?;
             k = rope.forward(&k, &step.positions)?;
@@ -102,16 +97,18 @@ impl TemperedAttention {
             Some(chunk) => step.attend_in_chunk(config.layer, &q, &k, &v, &options, chunk)?,
             None => step.attend(config.layer, &q, &k, &v, &options)?,
         };
-        y.reshape(&[-1, (config.heads * config.head_dim) as i64])
+        y.reshape(&[-1, (parts.heads * config.head_dim) as i64])
     }
 }
 
 impl Mixer for TemperedAttention {
     fn forward(&self, x: &Tensor, step: &Step<'_>) -> Result<Tensor> {
-        self.o.forward(&self.attended(x, None, step)?) // [T, H]
+        let o = &self.projections.o;
+        o.forward(&self.attended(x, None, step)?) // [T, H]
     }
 
     fn forward_onto(&self, x: &Tensor, norm: &RmsNorm, step: &Step<'_>) -> Result<Tensor> {
-        self.o.forward_onto(&self.attended(x, Some(norm), step)?, x)
+        let o = &self.projections.o;
+        o.forward_onto(&self.attended(x, Some(norm), step)?, x)
     }
 }

@@ -4,6 +4,7 @@
 mod attention;
 mod decoder;
 mod embedding;
+mod heads;
 mod linear;
 mod mlp;
 mod moe;
@@ -16,6 +17,7 @@ mod rotated;
 pub use attention::{Attention, AttentionConfig};
 pub use decoder::{Decoder, DecoderLayer, DecoderShape, FeedForward, Mixer};
 pub use embedding::{Embedding, LmHead};
+pub use heads::{HeadProjections, HeadSizes};
 pub use linear::Linear;
 pub use mlp::{Activation, GatedMlp};
 pub use moe::{Experts, Routing, TopKRouter};

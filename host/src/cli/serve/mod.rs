@@ -257,9 +257,7 @@ fn load(
         path: resolved.path.clone(),
         trained_context_tokens: desc.context_length,
         hidden_size: desc.hidden_size,
-        kv_token_bytes: desc
-            .of_rank(facts.ranks)?
-            .kv_bytes_per_token(facts.kv_type),
+        kv_token_bytes: desc.of_rank(facts.ranks)?.kv_bytes_per_token(facts.kv_type),
         facts,
         text,
         template,
