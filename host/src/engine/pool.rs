@@ -88,6 +88,7 @@ impl KvPool {
         }
         let target = pages.max(self.pages * 2).min(limit.max(pages));
         let added = target - self.pages;
+        let copies = self.pages > 0;
         let mut pools = Vec::with_capacity(self.layers.len());
         let old = self.pools.take();
         let mut old = old.into_iter();
@@ -101,6 +102,9 @@ impl KvPool {
             let rows = [added, self.page_size, heads];
             let storage = self.kv_type.storage();
             let grown = LayerPool::grown(&self.backend, previous, rows, widths, storage)?;
+            if copies {
+                self.finish_copy(&[grown.keys.handle(), grown.values.handle()])?;
+            }
             pools.push(Some(grown));
         }
         self.pools = RefCell::new(pools);
@@ -109,19 +113,23 @@ impl KvPool {
         for layer in &self.layers {
             let added = [added, self.page_size];
             let previous = old.next().flatten();
-            latents.push(LatentPool::grown(
-                &self.backend,
-                layer,
-                previous,
-                added,
-                self.kv_type,
-            )?);
+            let grown = LatentPool::grown(&self.backend, layer, previous, added, self.kv_type)?;
+            if let Some(latent) = grown.as_ref().filter(|_| copies) {
+                let handles: Vec<Tensor> = latent.handles().collect();
+                self.finish_copy(&handles)?;
+            }
+            latents.push(grown);
         }
         self.latents = RefCell::new(latents);
         self.pages = target;
         let handles = self.handles();
-        self.backend.eval(&handles)?;
-        // What was copied from is as large as half the pool, and nothing else asks for buffers of its size.
+        self.backend.eval(&handles)
+    }
+
+    /// Has a layer copied, and what it was copied from given back, before the next one: of all layers at once the device may not
+    /// have both sizes, and nothing else asks for buffers of the old one.
+    fn finish_copy(&self, layer: &[Tensor]) -> Result<(), CallError> {
+        self.backend.eval(layer)?;
         self.backend.clear_cache()
     }
 
