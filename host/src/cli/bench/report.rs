@@ -17,6 +17,7 @@ pub struct Report {
     dtype: &'static str,
     kv_dtype: &'static str,
     threads: usize,
+    ranks: usize,
     repetitions: u32,
     load_seconds: f64,
     weights_bytes: u64,
@@ -57,6 +58,7 @@ impl Report {
             dtype: facts.dtype.name(),
             kv_dtype: facts.kv_type.name(),
             threads,
+            ranks: facts.ranks,
             repetitions,
             load_seconds: facts.load.as_secs_f64(),
             weights_bytes: facts.weights_bytes,
@@ -84,8 +86,12 @@ impl Report {
             0 => "default".to_owned(),
             n => n.to_string(),
         };
+        let ranks = match self.ranks {
+            1 => String::new(),
+            n => format!(", {n} ranks"),
+        };
         let mut text = format!(
-            "model {}, backend {}, {}, {}, keys and values {}, threads {threads}, loaded in {:.2} s{peak}\n\n| test | tokens/s | +- |\n|---|---:|---:|\n",
+            "model {}, backend {}, {}, {}, keys and values {}{ranks}, threads {threads}, loaded in {:.2} s{peak}\n\n| test | tokens/s | +- |\n|---|---:|---:|\n",
             self.model, self.backend, self.device, self.dtype, self.kv_dtype, self.load_seconds
         );
         for row in &self.rows {
@@ -131,6 +137,7 @@ impl Report {
             "dtype": self.dtype,
             "kv_dtype": self.kv_dtype,
             "threads": self.threads,
+            "ranks": self.ranks,
             "repetitions": self.repetitions,
             "load_seconds": self.load_seconds,
             "weights_bytes": self.weights_bytes,
