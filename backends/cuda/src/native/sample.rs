@@ -10,7 +10,12 @@ use mlxcel_backend_mlx::stream::Device;
 
 use super::{Outcome, State, attempt, is_half, is_plain, small};
 use crate::driver::{Arguments, Shape};
-use crate::kernels::Text;
+use crate::kernels::{ENGINE_ARCHITECTURE, Text};
+
+/// Blocks of a cluster that share the first look at a row, in `sample_rows_8`.
+const SHARING_BLOCKS: u32 = 8;
+/// Rows up to which sharing was measured to pay.
+const MOST_SHARED_ROWS: u32 = 32;
 
 /// What a refused call is told.
 const EXPECTED: &str = "sample: expected logits [R, V] of a float type without gaps, top_k [R] of i32, and \
@@ -78,8 +83,31 @@ fn choose(device: Device<'_>, state: &mut State, args: &SampleArgs) -> Result<Op
     let (t, out) = state.output(&device, DType::U32, &[rows])?;
     let arguments = arguments.wide(out).int(columns);
     let text = Text::Sample { is_full };
-    let shape = Shape::line(rows as u32, 1024);
-    // SAFETY: a block a row of `columns` logits; the others have a number for each row.
-    unsafe { state.launch(text, logits.dtype, "sample_rows", &shape, 0, arguments) }?;
+    let (name, blocks) = kernel(rows as u32, state.architecture);
+    let shape = Shape::line(blocks, 1024);
+    // SAFETY: as many blocks a row of `columns` logits as the kernel has; the others have a number for each row.
+    unsafe { state.launch(text, logits.dtype, name, &shape, 0, arguments) }?;
     Ok(Some(t))
+}
+
+/// The kernel for so many rows, and its blocks.
+fn kernel(rows: u32, architecture: i32) -> (&'static str, u32) {
+    if architecture >= ENGINE_ARCHITECTURE && rows <= MOST_SHARED_ROWS {
+        ("sample_rows_8", SHARING_BLOCKS * rows)
+    } else {
+        ("sample_rows", rows)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::kernel;
+
+    #[test]
+    fn blocks_share_rows_where_there_are_clusters_and_few_rows() {
+        assert_eq!(kernel(1, 90), ("sample_rows_8", 8));
+        assert_eq!(kernel(32, 90), ("sample_rows_8", 256));
+        assert_eq!(kernel(33, 90), ("sample_rows", 33));
+        assert_eq!(kernel(1, 80), ("sample_rows", 1));
+    }
 }
