@@ -422,10 +422,18 @@ impl Mixture {
                 )
             }
         };
-        let most = state.most_shared_bytes;
+        let most = Self::most_shared(state, &shape);
         // SAFETY: the stacks' matrices are found by their sizes, which were compared; experts outside are the last one.
         unsafe { state.launch(text, self.dtype, name, &shape, most, arguments) }?;
         Ok(both)
+    }
+
+    /// What a kernel is allowed to be given: those of single pairs have their shared memory fixed.
+    fn most_shared(state: &State, shape: &Shape) -> u32 {
+        match shape.shared_bytes {
+            0 => 0,
+            _ => state.most_shared_bytes,
+        }
     }
 
     /// `each` columns of the result a block.
@@ -491,7 +499,7 @@ impl Mixture {
                 Self::by_groups(self.down.rows, 16, groups, 0),
             ),
         };
-        let most = state.most_shared_bytes;
+        let most = Self::most_shared(state, &shape);
         // SAFETY: as for `gated`.
         unsafe { state.launch(text, self.dtype, name, &shape, most, arguments) }?;
         Ok(y)
