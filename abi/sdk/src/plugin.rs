@@ -183,9 +183,7 @@ unsafe extern "C" fn load(
             .implementation
             .load(&Config::root(&value)?, &weights)
             .map_err(|error| own_names(&value, error))?;
-        weights
-            .finish()
-            .map_err(|error| own_names(&value, error))?;
+        weights.finish().map_err(|error| own_names(&value, error))?;
         let loaded = Box::into_raw(Box::new(Loaded { model, backend }));
         // SAFETY: the host's out pointer.
         unsafe { put(out, loaded.cast()) }.inspect_err(|_| {
