@@ -332,5 +332,4 @@ impl<S: Submitter> Recorder<S> {
 }
 
 #[cfg(test)]
-#[path = "programs_tests.rs"]
 mod tests;

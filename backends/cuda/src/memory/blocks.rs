@@ -140,5 +140,4 @@ fn allocate(blocks: &Mutex<Blocks>, source: &impl Source, size: usize) -> Result
 }
 
 #[cfg(test)]
-#[path = "blocks_tests.rs"]
 mod tests;

@@ -1,3 +1,5 @@
+//! Programs against a device that only notes what reaches it.
+
 use std::cell::RefCell;
 use std::collections::HashMap;
 use std::rc::Rc;

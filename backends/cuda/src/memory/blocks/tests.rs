@@ -1,3 +1,5 @@
+//! Blocks against a device that has only so much.
+
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 
@@ -21,8 +23,9 @@ struct Fake<'a> {
     fails_to_submit: Cell<bool>,
     submissions: Cell<usize>,
     rooms: Cell<usize>,
-    /// A pool to which others give a block back while they make room.
-    pool: Option<(&'a Mutex<Blocks>, Cell<Option<(usize, usize)>>)>,
+    /// A pool to which others give a block back while they make room, and the block.
+    pool: Option<&'a Mutex<Blocks>>,
+    of_others: Cell<Option<(usize, usize)>>,
 }
 
 impl Fake<'_> {
@@ -73,9 +76,7 @@ impl Source for Fake<'_> {
     fn make_room(&self) {
         self.rooms.set(self.rooms.get() + 1);
         self.kept_by_others.set(0);
-        if let Some((pool, block)) = &self.pool
-            && let Some((address, size)) = block.take()
-        {
+        if let (Some(pool), Some((address, size))) = (self.pool, self.of_others.take()) {
             // As when MLX lets go of an array over a block of ours.
             lock(pool).keep(address, size);
         }
@@ -156,7 +157,8 @@ fn what_comes_back_while_others_give_up_is_had_at_once() {
     let mut device = Fake::of(4 * MIB);
     let address = obtain(&blocks, &device, 3 * MIB).unwrap();
     lock(&blocks).used_bytes -= 3 * MIB;
-    device.pool = Some((&blocks, Cell::new(Some((address, 3 * MIB)))));
+    device.pool = Some(&blocks);
+    device.of_others.set(Some((address, 3 * MIB)));
     obtain(&blocks, &device, 4 * MIB).unwrap();
     assert_eq!(figures(&blocks), (0, 4 * MIB));
 }
