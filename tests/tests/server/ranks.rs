@@ -1,9 +1,11 @@
 //! Models that are split over two, three and four processes on the CPU: the answers are those of the whole model, a rank that
 //! is gone is said in health and to every request, and no process outlives the one that was started.
 
+use std::path::Path;
 use std::thread;
 
 use mlxcel_tests::cli::{Finished, Mlxcel, real_model};
+use mlxcel_tests::golden::folder;
 use mlxcel_tests::http::Connection;
 use mlxcel_tests::server::Server;
 use mlxcel_tests::tiny::{Kind, copy_with_tokenizer};
@@ -179,6 +181,10 @@ fn server(kind: Kind, ranks: &str) -> Server {
 fn server_with(kind: Kind, ranks: &str, budget: &str, flags: &[&str]) -> Server {
     let home = Mlxcel::new().with_real_plugins();
     let model = copy_with_tokenizer(&home, kind);
+    server_of(home, &model, ranks, budget, flags)
+}
+
+fn server_of(home: Mlxcel, model: &Path, ranks: &str, budget: &str, flags: &[&str]) -> Server {
     let own = [
         "--tensor-parallel",
         ranks,
@@ -194,7 +200,7 @@ fn server_with(kind: Kind, ranks: &str, budget: &str, flags: &[&str]) -> Server 
         "1",
         "--metrics",
     ];
-    Server::start(home, &model, &[&EXACT[..], &own, flags].concat())
+    Server::start(home, model, &[&EXACT[..], &own, flags].concat())
 }
 
 fn question(prompt: &str, max_tokens: usize) -> Value {
@@ -218,6 +224,31 @@ fn answer(server: &Server, prompt: &str) -> (String, Vec<f64>) {
             .map(|value| value.as_f64().expect("a number"))
             .collect(),
     )
+}
+
+fn assert_same((text, logprobs): &(String, Vec<f64>), expected: &(String, Vec<f64>)) {
+    assert_eq!(text, &expected.0);
+    assert_eq!(logprobs.len(), expected.1.len());
+    let far = logprobs.iter().zip(&expected.1).map(|(a, b)| (a - b).abs());
+    assert!(
+        far.fold(0.0, f64::max) < 1e-4,
+        "{logprobs:?} {:?}",
+        expected.1
+    );
+}
+
+/// Q4_K, and Q6_K in groups of 16, which stay packed.
+#[test]
+fn packed_weights_of_gguf_files_are_split_too() {
+    let model = folder("llama", "gguf-kquants").join("model.gguf");
+    let start = |ranks| {
+        let home = Mlxcel::new().with_real_plugins();
+        server_of(home, &model, ranks, ROOM, &[])
+    };
+    let (whole, split) = (start("1"), start("2"));
+    for prompt in ["AB", PROMPT] {
+        assert_same(&answer(&split, prompt), &answer(&whole, prompt));
+    }
 }
 
 #[test]
@@ -247,14 +278,8 @@ fn many_requests_at_once_get_what_the_whole_model_answers_alone() {
                 .map(|one| one.join().expect("answers"))
                 .collect()
         });
-        for ((text, logprobs), (expected_text, expected_logprobs)) in found.iter().zip(&expected) {
-            assert_eq!(text, expected_text);
-            let distance = |(a, b): (&f64, &f64)| (a - b).abs();
-            let far = logprobs.iter().zip(expected_logprobs).map(distance);
-            assert!(
-                far.fold(0.0, f64::max) < 1e-4,
-                "{logprobs:?} {expected_logprobs:?}"
-            );
+        for (found, expected) in found.iter().zip(&expected) {
+            assert_same(found, expected);
         }
     }
     assert_eq!(wide.metric("mlxcel_batch_preemptions_total"), 0.0);
