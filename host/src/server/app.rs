@@ -4,6 +4,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
+use tokio::sync::Semaphore;
+
+use super::body::LONG_AT_A_TIME;
 use super::crowd::Crowd;
 use super::error::{ApiError, Kind};
 use super::listen::within_open_files;
@@ -35,6 +38,8 @@ pub struct App {
     pub crowd: Arc<Crowd>,
     /// When the process started, in seconds of Unix time.
     pub started_s: u64,
+    /// Turns of long bodies.
+    pub long_bodies: Arc<Semaphore>,
     served: OnceLock<Arc<Served>>,
     room: Room,
     is_draining: AtomicBool,
@@ -77,6 +82,7 @@ impl App {
                 GRACE,
             )),
             started_s,
+            long_bodies: Arc::new(Semaphore::new(LONG_AT_A_TIME)),
             served: OnceLock::new(),
             room: Room::new(places, options.limits.per_key),
             is_draining: AtomicBool::new(false),

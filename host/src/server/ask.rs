@@ -44,6 +44,8 @@ pub struct Settings {
     pub answers_name: &'static str,
     /// Texts that end an answer, as given.
     pub stops: Vec<String>,
+    /// What finds them.
+    stop_matcher: StopMatcher,
     /// Whether to stream.
     pub is_stream: bool,
     /// Whether the model's own ends do not end it.
@@ -82,11 +84,13 @@ impl Settings {
                 .ok()
                 .map(|seconds| Duration::from_secs(seconds.max(1))),
         };
+        let stops = fields.texts("stop")?.unwrap_or_default();
         let settings = Self {
             sampling,
             answers,
             answers_name: fields.spelling(&ANSWERS),
-            stops: fields.texts("stop")?.unwrap_or_default(),
+            stop_matcher: StopMatcher::new(stops.iter().cloned(), StopText::Exclude)?,
+            stops,
             is_stream: fields.boolean("stream")?.unwrap_or(false),
             ignore_eos,
             priority: fields
@@ -113,14 +117,14 @@ impl Settings {
         max_tokens: Option<usize>,
         start: StreamStart,
         arrived: Instant,
-    ) -> Result<Plan, ApiError> {
-        Ok(Plan {
+    ) -> Plan {
+        Plan {
             prompts: Vec::new(),
             answers: self.answers,
             answers_name: self.answers_name,
             sampling: self.sampling.clone(),
             max_tokens,
-            stops: StopMatcher::new(self.stops.iter().cloned(), StopText::Exclude)?,
+            stops: self.stop_matcher.clone(),
             start,
             ignore_eos: self.ignore_eos,
             namespace: tenant.namespace().to_owned(),
@@ -128,7 +132,7 @@ impl Settings {
             limit: self.limit,
             predict_limit: self.predict_limit,
             arrived,
-        })
+        }
     }
 }
 

@@ -2,11 +2,14 @@
 
 use std::future::poll_fn;
 use std::pin::pin;
+use std::sync::Arc;
 
 use axum::body::{Body, HttpBody};
 use axum::extract::Request;
 use axum::http::{HeaderValue, header};
+use tokio::sync::OwnedSemaphorePermit;
 
+use super::app::App;
 use super::ask::blocking;
 use super::error::{ApiError, Kind};
 use super::fields::Fields;
@@ -15,20 +18,25 @@ use super::options::Limits;
 /// Bytes of a body that are read where they arrive; what is longer would keep other requests waiting.
 const INLINE_BYTES: usize = 64 << 10;
 
+/// Long bodies that are worked on at a time: they leave threads to short ones, and are many times longer in memory.
+pub const LONG_AT_A_TIME: usize = 2;
+
+/// The turn of a long body, to be kept until the costly work on it is done.
+pub type Turn = Option<OwnedSemaphorePermit>;
+
 /// What the fields of a JSON body say.
 pub async fn read_fields<T: Send + 'static>(
     request: Request,
-    limits: &Limits,
+    app: &App,
     understand: impl FnOnce(Fields) -> Result<T, ApiError> + Send + 'static,
-) -> Result<T, ApiError> {
-    let body = read(request, limits).await?;
-    let is_long = body.len() > INLINE_BYTES;
-    let work = move || understand(Fields::parse(&body)?);
-    if is_long {
-        blocking(work).await
-    } else {
-        work()
+) -> Result<(T, Turn), ApiError> {
+    let body = read(request, &app.options.limits).await?;
+    if body.len() <= INLINE_BYTES {
+        return Ok((understand(Fields::parse(&body)?)?, None));
     }
+    // Never closed.
+    let turn = Arc::clone(&app.long_bodies).acquire_owned().await.ok();
+    blocking(move || Ok((understand(Fields::parse(&body)?)?, turn))).await
 }
 
 /// The bytes of a body.

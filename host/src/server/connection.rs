@@ -5,10 +5,10 @@
 //! in a stream of events. One that is gone refuses that, and its answer ends.
 
 use std::convert::Infallible;
-use std::future::Future;
+use std::future::{Future, ready};
 use std::pin::{Pin, pin};
 use std::sync::Arc;
-use std::task::{Context, Poll, ready};
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 use axum::Router;
@@ -22,7 +22,9 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::watch;
+use tokio::time::error::Elapsed;
 use tokio_rustls::TlsAcceptor;
+use tokio_rustls::server::TlsStream;
 
 use super::crowd::{Presence, Probe};
 use super::options::Limits;
@@ -55,11 +57,23 @@ pub async fn serve(socket: Socket, way: &Way, presence: &Arc<Presence>) {
     let stream = Patient::new(socket.clone(), way.limits.write, Arc::clone(presence));
     match &way.tls {
         None => exchange(socket, stream, way, presence, Half::MayWait).await,
-        Some(tls) => match tokio::time::timeout(way.limits.header, tls.accept(stream)).await {
+        Some(tls) => match encrypt(tls, stream, way).await {
             Ok(Ok(stream)) => exchange(socket, stream, way, presence, Half::IsGone).await,
             Ok(Err(error)) => tracing::debug!("a connection could not be encrypted: {error}"),
             Err(_) => tracing::debug!("a connection was too slow to be encrypted"),
         },
+    }
+}
+
+async fn encrypt<S: AsyncRead + AsyncWrite + Unpin>(
+    tls: &TlsAcceptor,
+    stream: S,
+    way: &Way,
+) -> Result<std::io::Result<TlsStream<S>>, Elapsed> {
+    let mut closing = way.closing.clone();
+    tokio::select! {
+        outcome = tokio::time::timeout(way.limits.header, tls.accept(stream)) => outcome,
+        () = asked(&mut closing) => Ok(Err(std::io::ErrorKind::ConnectionAborted.into())),
     }
 }
 
@@ -105,6 +119,8 @@ async fn exchange(
                 is_closing = true;
                 connection.as_mut().graceful_shutdown();
             }
+            // Those who are answered have their answer first; the others have nothing to wait for.
+            () = ready(()), if is_closing && presence.is_silent() => return,
         }
     };
     if let Err(error) = outcome {
@@ -202,11 +218,11 @@ impl http_body::Body for Received {
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
-        let frame = ready!(Pin::new(&mut self.body).poll_frame(context));
-        if frame.is_none() {
+        let frame = Pin::new(&mut self.body).poll_frame(context);
+        if matches!(frame, Poll::Ready(None)) {
             self.presence.received();
         }
-        Poll::Ready(frame)
+        frame
     }
 
     fn is_end_stream(&self) -> bool {

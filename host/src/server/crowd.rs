@@ -201,6 +201,12 @@ impl Presence {
         }
     }
 
+    /// Whether a request is waited for and all that was written is on its way.
+    pub fn is_silent(&self) -> bool {
+        let state = self.lock();
+        state.request_since.is_some() && state.blocked_since.is_none()
+    }
+
     /// What to write to a client that says that it writes nothing more.
     pub fn probe(&self) -> Probe {
         let mut state = self.lock();

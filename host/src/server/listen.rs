@@ -1,6 +1,7 @@
 //! Sockets: binding, and accepting within a bound.
 
 use std::io;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -29,13 +30,33 @@ pub enum Listener {
 }
 
 /// The file of a Unix socket, removed with this.
-pub struct SocketFile(PathBuf);
+pub struct SocketFile {
+    path: PathBuf,
+    /// Which file it is; none where that could not be found out.
+    identity: Option<(u64, u64)>,
+}
+
+impl SocketFile {
+    fn new(path: &Path) -> Self {
+        Self {
+            path: path.to_owned(),
+            identity: identity(path),
+        }
+    }
+}
 
 impl Drop for SocketFile {
     fn drop(&mut self) {
-        // Somebody else may have removed it.
-        let _ = std::fs::remove_file(&self.0);
+        // Somebody may have removed it, and another server may have its own there.
+        if self.identity.is_some() && identity(&self.path) == self.identity {
+            let _ = std::fs::remove_file(&self.path);
+        }
     }
+}
+
+fn identity(path: &Path) -> Option<(u64, u64)> {
+    let file = std::fs::symlink_metadata(path).ok()?;
+    Some((file.dev(), file.ino()))
 }
 
 impl Listener {
@@ -48,7 +69,7 @@ impl Listener {
             Bind::Unix(path) => {
                 remove_stale(path).await?;
                 let listener = UnixListener::bind(path)?;
-                Ok(Self::Unix(listener, SocketFile(path.clone())))
+                Ok(Self::Unix(listener, SocketFile::new(path)))
             }
         }
     }
@@ -58,13 +79,18 @@ impl Listener {
         let scheme = if is_tls { "https" } else { "http" };
         match self {
             Self::Tcp(listener) => Ok(format!("{scheme}://{}", listener.local_addr()?)),
-            Self::Unix(_, file) => Ok(format!("unix:{}", file.0.display())),
+            Self::Unix(_, file) => Ok(format!("unix:{}", file.path.display())),
         }
     }
 }
 
-/// Removes the file of a server that has ended; one that answers is left alone.
+/// Removes the file of a server that has ended; one that answers is left alone, and so is what is no socket.
 async fn remove_stale(path: &Path) -> io::Result<()> {
+    // Links are not followed, neither here nor where it is removed.
+    if std::fs::symlink_metadata(path).is_ok_and(|file| !file.file_type().is_socket()) {
+        let kind = io::ErrorKind::AlreadyExists;
+        return Err(io::Error::new(kind, "what is there is no socket"));
+    }
     match tokio::net::UnixStream::connect(path).await {
         Ok(_) => Err(io::Error::new(
             io::ErrorKind::AddrInUse,

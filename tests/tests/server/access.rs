@@ -3,6 +3,7 @@
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::os::unix::net::UnixStream;
+use std::path::Path;
 use std::sync::Arc;
 
 use mlxcel_tests::cli::Mlxcel;
@@ -180,6 +181,16 @@ fn a_prefix_is_in_front_of_every_route() {
     );
 }
 
+fn health_over(socket: &Path) -> String {
+    let mut stream = UnixStream::connect(socket).expect("connected");
+    stream
+        .write_all(b"GET /health HTTP/1.0\r\n\r\n")
+        .expect("written");
+    let mut text = String::new();
+    stream.read_to_string(&mut text).expect("read");
+    text
+}
+
 #[test]
 fn a_unix_socket_is_served_and_removed() {
     let home = Mlxcel::new().with_mock_plugins();
@@ -189,19 +200,38 @@ fn a_unix_socket_is_served_and_removed() {
     drop(std::os::unix::net::UnixListener::bind(&socket).expect("bound"));
     let mut server = Server::scripted_in(home, &json!({}), &["--host", &path]);
     assert_eq!(server.url(), format!("unix:{path}"));
-    let get = || {
-        let mut stream = UnixStream::connect(&socket).expect("connected");
-        stream
-            .write_all(b"GET /health HTTP/1.0\r\n\r\n")
-            .expect("written");
-        let mut text = String::new();
-        stream.read_to_string(&mut text).expect("read");
-        text
-    };
-    server.wait_for("it is ready", |_| get().starts_with("HTTP/1.0 200"));
+    server.wait_for("it is ready", |_| {
+        health_over(&socket).starts_with("HTTP/1.0 200")
+    });
     terminate(&server);
     assert_eq!(server.wait().code, Some(0));
     assert!(!socket.exists());
+}
+
+#[test]
+fn only_the_servers_own_socket_is_removed() {
+    let home = Mlxcel::new().with_mock_plugins();
+    let file = home.file("notes.sock", "not a socket");
+    let host = file.to_string_lossy().into_owned();
+    let model = home.mock_model("model");
+    let model = model.to_string_lossy().into_owned();
+    let done = home.run(["serve", model.as_str(), "--force", "--host", host.as_str()]);
+    assert_ne!(done.code, Some(0));
+    assert!(done.stderr.contains("no socket"), "{}", done.show());
+    assert_eq!(std::fs::read(&file).expect("still there"), b"not a socket");
+    // One server is told to end after another one has taken its path.
+    let path = home.path("server.sock");
+    let host = path.to_string_lossy().into_owned();
+    let mut first = Server::scripted_in(home, &json!({}), &["--host", &host]);
+    first.wait_for("it is ready", |_| {
+        health_over(&path).starts_with("HTTP/1.0 200")
+    });
+    std::fs::remove_file(&path).expect("removed");
+    let other = std::os::unix::net::UnixListener::bind(&path).expect("bound");
+    terminate(&first);
+    assert_eq!(first.wait().code, Some(0));
+    assert!(path.exists());
+    drop(other);
 }
 
 #[test]

@@ -468,6 +468,66 @@ fn answers_that_take_too_long_are_ended_with_a_word() {
     }
 }
 
+/// Nobody has anything to wait for on a connection without a request, or with the beginning of one.
+#[test]
+fn silent_connections_do_not_hold_up_the_end() {
+    let mut server = Server::scripted(&json!({}), &["--temp", "0", "--metrics", "-v"]);
+    let said = [
+        "",
+        "GET /heal",
+        "GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n",
+        "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n{",
+    ];
+    let open: Vec<Connection> = said
+        .iter()
+        .map(|said| {
+            let mut connection = Connection::open(server.address());
+            connection.write(said.as_bytes());
+            connection
+        })
+        .collect();
+    server.wait_for("all are there", |server| {
+        server.metric("mlxcel_connections") >= said.len() as f64
+    });
+    signal(&server, Signal::TERM);
+    let Ended { code, stderr } = server.wait();
+    assert_eq!(code, Some(0), "{stderr}");
+    assert!(stderr.contains("all answers were finished"), "{stderr}");
+    assert!(!stderr.contains("before all was written"), "{stderr}");
+    drop(open);
+}
+
+#[test]
+fn the_end_says_how_many_answers_were_cut() {
+    let flags = ["--temp", "0", "--drain-timeout", "1", "--metrics"];
+    let mut server = Server::scripted(&json!({"delay_us": 50_000}), &flags);
+    let mut asked: Vec<Connection> = [true, false, true]
+        .map(|is_stream| {
+            let mut connection = Connection::open(server.address());
+            let body = completion("a", 4000, is_stream);
+            connection.send("POST", "/v1/completions", &[], &body);
+            connection
+        })
+        .into_iter()
+        .collect();
+    server.wait_for("all run", |server| {
+        server.metric("llamacpp:requests_processing") == 3.0
+    });
+    signal(&server, Signal::TERM);
+    let answers: Vec<_> = asked.iter_mut().map(Connection::response).collect();
+    for (answer, status) in answers.iter().zip([200, 503, 200]) {
+        assert_eq!(answer.status, status);
+        assert!(answer.text().contains("\"code\":\"draining\""));
+        assert!(!answer.text().contains("[DONE]"));
+    }
+    let Ended { code, stderr } = server.wait();
+    assert_eq!(code, Some(0), "{stderr}");
+    assert!(
+        stderr.contains("3 answers were not finished in time"),
+        "{stderr}"
+    );
+}
+
 #[test]
 fn health_says_loading_until_a_token_was_computed() {
     let home = Mlxcel::new().with_mock_plugins();

@@ -16,6 +16,7 @@ mod faults;
 mod framing;
 mod half_closed;
 mod load_tools;
+mod long_bodies;
 mod names;
 mod native;
 mod openai;

@@ -16,7 +16,7 @@ use super::super::answer::{Answer, Probability, timings, token_logprobs};
 use super::super::app::App;
 use super::super::ask::{self, Settings};
 use super::super::auth::Tenant;
-use super::super::body::read_fields;
+use super::super::body::{Turn, read_fields};
 use super::super::error::{ApiError, Dialect};
 use super::super::fields::Fields;
 use super::super::generation::Plan;
@@ -41,10 +41,10 @@ impl Ask {
         request: Request,
         app: &Arc<App>,
         served: &Arc<Served>,
-    ) -> Result<Self, ApiError> {
+    ) -> Result<(Self, Turn), ApiError> {
         let (own, its) = (Arc::clone(app), Arc::clone(served));
         let read = move |fields| Self::read(fields, &own, &its);
-        read_fields(request, &app.options.limits, read).await
+        read_fields(request, app, read).await
     }
 
     fn read(mut fields: Fields, app: &App, served: &Served) -> Result<Self, ApiError> {
@@ -110,16 +110,18 @@ pub async fn completion(
     let arrived = Instant::now();
     let served = Arc::clone(app.served()?);
     app.check_condition()?;
+    let (ask, turn) = Ask::receive(request, &app, &served).await?;
     let Ask {
         prompts,
         settings,
         max_tokens,
         returns_tokens,
         response_fields,
-    } = Ask::receive(request, &app, &served).await?;
-    let plan = settings.plan(&tenant, max_tokens, StreamStart::Continuation, arrived)?;
+    } = ask;
+    let plan = settings.plan(&tenant, max_tokens, StreamStart::Continuation, arrived);
     let count = prompts.len();
     let encoded = move |served: &Served| {
+        let _turn = turn;
         prompts
             .iter()
             .map(|prompt| encode(prompt, &served.text.tokenizer))

@@ -21,8 +21,9 @@ use super::super::sampling_fields::token_id;
 /// Text to ids.
 pub async fn tokenize(State(app): State<Arc<App>>, request: Request) -> Result<Response, ApiError> {
     let served = Arc::clone(app.served()?);
-    let ask = read_fields(request, &app.options.limits, Ask::read).await?;
+    let (ask, turn) = read_fields(request, &app, Ask::read).await?;
     blocking(move || {
+        let _turn = turn;
         let tokenizer = &served.text.tokenizer;
         let ids = ids(
             &ask.content,
@@ -130,8 +131,12 @@ pub async fn detokenize(
     let served = Arc::clone(app.served()?);
     let vocabulary = served.facts.vocab_size;
     let read = move |fields: Fields| token_list(fields, vocabulary);
-    let ids = read_fields(request, &app.options.limits, read).await?;
-    let content = blocking(move || Ok(served.text.tokenizer.decode_verbatim(&ids))).await?;
+    let (ids, turn) = read_fields(request, &app, read).await?;
+    let work = move || {
+        let _turn = turn;
+        Ok(served.text.tokenizer.decode_verbatim(&ids))
+    };
+    let content = blocking(work).await?;
     Ok(json_response(&json!({"content": content})))
 }
 

@@ -16,7 +16,7 @@ use super::super::answer::{self, Answer, Probability, finish_reason, timings, to
 use super::super::app::App;
 use super::super::ask::{self, Settings};
 use super::super::auth::Tenant;
-use super::super::body::read_fields;
+use super::super::body::{Turn, read_fields};
 use super::super::error::{ApiError, Dialect};
 use super::super::fields::{Fields, expected};
 use super::super::reply::json_response;
@@ -44,10 +44,10 @@ impl ChatAsk {
         request: Request,
         app: &Arc<App>,
         served: &Arc<Served>,
-    ) -> Result<Self, ApiError> {
+    ) -> Result<(Self, Turn), ApiError> {
         let (own, its) = (Arc::clone(app), Arc::clone(served));
         let read = move |fields| Self::read(fields, &own, &its);
-        read_fields(request, &app.options.limits, read).await
+        read_fields(request, app, read).await
     }
 
     /// Reads a request; every field is honoured or refused.
@@ -202,7 +202,7 @@ pub async fn chat(
     let arrived = Instant::now();
     let served = Arc::clone(app.served()?);
     app.check_condition()?;
-    let ask = ChatAsk::receive(request, &app, &served).await?;
+    let (ask, turn) = ChatAsk::receive(request, &app, &served).await?;
     let ChatAsk {
         prompt,
         settings,
@@ -213,9 +213,11 @@ pub async fn chat(
         Some(_) => StreamStart::Continuation,
         None => StreamStart::Text,
     };
-    let plan = settings.plan(&tenant, max_tokens, start, arrived)?;
+    let plan = settings.plan(&tenant, max_tokens, start, arrived);
     let (mut generation, _) = ask::start(&app, &served, plan, ("messages", 1), move |served| {
-        Ok(vec![served.encode_chat(&prompt)?])
+        let encoded = served.encode_chat(&prompt)?;
+        drop((prompt, turn));
+        Ok(vec![encoded])
     })
     .await?;
     let head = Head::new("chatcmpl", &served.id);
@@ -261,8 +263,12 @@ pub async fn apply_template(
     request: Request,
 ) -> Result<Response, ApiError> {
     let served = Arc::clone(app.served()?);
-    let ask = ChatAsk::receive(request, &app, &served).await?;
-    let prompt = ask::blocking(move || served.render(&ask.prompt)).await?;
+    let (ask, turn) = ChatAsk::receive(request, &app, &served).await?;
+    let work = move || {
+        let _turn = turn;
+        served.render(&ask.prompt)
+    };
+    let prompt = ask::blocking(work).await?;
     Ok(json_response(&json!({"prompt": prompt.text()})))
 }
 
@@ -272,8 +278,12 @@ pub async fn input_tokens(
     request: Request,
 ) -> Result<Response, ApiError> {
     let served = Arc::clone(app.served()?);
-    let ask = ChatAsk::receive(request, &app, &served).await?;
-    let tokens = ask::blocking(move || served.encode_chat(&ask.prompt)).await?;
+    let (ask, turn) = ChatAsk::receive(request, &app, &served).await?;
+    let work = move || {
+        let _turn = turn;
+        served.encode_chat(&ask.prompt)
+    };
+    let tokens = ask::blocking(work).await?;
     let object: Map<String, Value> = [
         ("object".to_owned(), json!("response.input_tokens")),
         ("input_tokens".to_owned(), json!(tokens.len())),
