@@ -287,6 +287,12 @@ impl Weights {
         self.converted(&stored, name)
     }
 
+    /// A parameter in f32, whatever float type it is stored in.
+    pub fn single(&self, name: &str, shape: &[i64]) -> Result<Tensor> {
+        let stored = self.stored(name, shape)?;
+        self.widened(&stored, name, DType::F32)
+    }
+
     /// A parameter that may be absent.
     pub fn optional(&self, name: &str, shape: &[i64]) -> Result<Option<Tensor>> {
         if self.contains(name) {
@@ -302,6 +308,10 @@ impl Weights {
     }
 
     fn converted(&self, stored: &Tensor, name: &str) -> Result<Tensor> {
+        self.widened(stored, name, self.inner.compute_dtype)
+    }
+
+    fn widened(&self, stored: &Tensor, name: &str, wanted: DType) -> Result<Tensor> {
         let dtype = stored.dtype()?;
         if !dtype.is_float() {
             return Err(Error::Quantization {
@@ -309,10 +319,10 @@ impl Weights {
                 message: format!("stored as {}, a float type is needed here", dtype.name()),
             });
         }
-        if dtype == self.inner.compute_dtype {
+        if dtype == wanted {
             return Ok(stored.clone());
         }
-        let tensor = stored.cast(self.inner.compute_dtype)?;
+        let tensor = stored.cast(wanted)?;
         self.keep(&tensor);
         Ok(tensor)
     }

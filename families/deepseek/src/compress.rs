@@ -9,7 +9,6 @@ use mlxcel_sdk::nn::{Linear, RmsNorm, Rope};
 use mlxcel_sdk::prelude::*;
 
 use crate::recent::{Ends, StepRows};
-use crate::routing::in_f32;
 
 /// Rotates the last features of `[T, N, D]`, as many as the embedding has.
 pub(crate) fn rotate_tail(
@@ -78,7 +77,7 @@ impl Compressor {
         Ok(Self {
             kv: Linear::load(&weights.at("wkv"), hidden, columns, false)?,
             gate: Linear::load(&weights.at("wgate"), hidden, columns, false)?,
-            position_bias: in_f32(weights, "ape", &[rate as i64, columns as i64])?,
+            position_bias: weights.single("ape", &[rate as i64, columns as i64])?,
             norm: RmsNorm::load(&weights.at("norm"), config.width, config.eps)?,
             rope: rope.clone(),
             rotated,

@@ -4,8 +4,6 @@
 
 use mlxcel_sdk::prelude::*;
 
-use crate::routing::in_f32;
-
 /// Settings of all hyper-connections of a model.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct HyperConfig {
@@ -38,7 +36,7 @@ impl Projection {
     ) -> Result<Self> {
         let [matrix, base, scale] = names;
         let outputs = parts.iter().sum::<usize>() as i64;
-        let scales = in_f32(weights, scale, &[parts.len() as i64])?;
+        let scales = weights.single(scale, &[parts.len() as i64])?;
         let spread = parts
             .iter()
             .enumerate()
@@ -47,8 +45,8 @@ impl Projection {
         let spread = Tensor::concat(weights.backend(), &spread.iter().collect::<Vec<_>>(), 0)?;
         weights.keep(&spread);
         Ok(Self {
-            matrix: in_f32(weights, matrix, &[outputs, inputs as i64])?.t()?,
-            base: in_f32(weights, base, &[outputs])?,
+            matrix: weights.single(matrix, &[outputs, inputs as i64])?.t()?,
+            base: weights.single(base, &[outputs])?,
             scale: spread,
             norm_eps,
         })

@@ -59,10 +59,10 @@ impl Router {
     /// Loads `weight` `[E, H]` and, where there is one, the bias `[E]`.
     pub(crate) fn load(weights: &Weights, hidden: usize, config: RouterConfig) -> Result<Self> {
         let experts = config.n_experts as i64;
-        let gate = in_f32(weights, "weight", &[experts, hidden as i64])?.t()?;
+        let gate = weights.single("weight", &[experts, hidden as i64])?.t()?;
         let bias = config
             .selection_bias
-            .map(|name| in_f32(weights, name, &[experts]))
+            .map(|name| weights.single(name, &[experts]))
             .transpose()?;
         Ok(Self { config, gate, bias })
     }
@@ -110,24 +110,6 @@ impl Router {
             weights: weights.cast(dtype)?,
         })
     }
-}
-
-/// A float tensor in f32, whatever it is stored in.
-pub(crate) fn in_f32(weights: &Weights, name: &str, shape: &[i64]) -> Result<Tensor> {
-    let stored = weights.stored(name, shape)?;
-    let dtype = stored.dtype()?;
-    if !dtype.is_float() {
-        return Err(Error::Quantization {
-            name: format!("{}.{name}", weights.path()),
-            message: format!("stored as {}, a float type is needed here", dtype.name()),
-        });
-    }
-    if dtype == DType::F32 {
-        return Ok(stored);
-    }
-    let widened = stored.cast(DType::F32)?;
-    weights.keep(&widened);
-    Ok(widened)
 }
 
 /// Places of the `count` largest along the last axis of `[T, N]`: `[T, count]`.

@@ -17,7 +17,7 @@ use mlxcel_sdk::prelude::*;
 use crate::compress::{Compressor, CompressorConfig, keys_of, rotate_tail};
 use crate::latent::ByHead;
 use crate::recent::{Ends, StepRows};
-use crate::routing::{best, in_f32};
+use crate::routing::best;
 
 /// What a layer sees beyond its window.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -193,7 +193,7 @@ impl SharedAttention {
                 out_rank,
             )?,
             out_up: linear("wo_b", out_groups * out_rank, hidden)?,
-            sinks: in_f32(weights, "attn_sink", &[heads as i64])?,
+            sinks: weights.single("attn_sink", &[heads as i64])?,
             rope: rope.clone(),
             long,
             config: config.clone(),

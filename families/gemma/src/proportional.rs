@@ -152,7 +152,7 @@ impl Rotations {
         let file = root.at("rope_factors");
         let full = &settings.full;
         let full = if file.exists() {
-            let factors = file.stored("weight", &[(full.head_dim / 2) as i64])?;
+            let factors = file.single("weight", &[(full.head_dim / 2) as i64])?;
             Rope::with_factors(root, &full.rope, full.head_dim, false, &factors)?
         } else {
             full.load(root)?

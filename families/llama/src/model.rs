@@ -99,7 +99,7 @@ pub(crate) fn load_rope_of(
     let factors = model.at("rope_factors");
     if factors.contains("weight") {
         let half = (config.dims / 2) as i64;
-        let factors = factors.stored("weight", &[half])?;
+        let factors = factors.single("weight", &[half])?;
         return Rope::with_factors(model, config, head_dim, interleaved, &factors);
     }
     Rope::new(model, config, head_dim, interleaved)

@@ -161,12 +161,12 @@ impl DeltaNet {
         let kernel = conv.tensor("weight", &shape)?.reshape(&[channels, taps])?;
         // GGUF files hold the rate as it is used.
         let decay = if weights.contains("A") {
-            weights.stored("A", &heads)?.cast(DType::F32)?
+            weights.single("A", &heads)?
         } else {
-            let log = weights.stored("A_log", &heads)?.cast(DType::F32)?;
+            let log = weights.single("A_log", &heads)?;
             log.exp()?.neg()?
         };
-        let dt_bias = weights.stored("dt_bias", &heads)?.cast(DType::F32)?;
+        let dt_bias = weights.single("dt_bias", &heads)?;
         for derived in [&kernel, &decay, &dt_bias] {
             weights.keep(derived);
         }

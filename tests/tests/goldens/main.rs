@@ -21,3 +21,4 @@ mod qwen;
 mod smollm2;
 mod smollm2_forms;
 mod tokenizers;
+mod weight_types;
