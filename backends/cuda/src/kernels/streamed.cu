@@ -11,15 +11,13 @@
 struct Streamed {
   // Tensor maps of 128 bytes, one after another: weight and, where it is quantised, scales and biases.
   const u8* maps[3];
+  // As other kernels have them; here they come by the maps.
   const u16* scales[3];
   const u16* biases[3];
   u16* out[3];
   int n[3];
   // First tile of each weight.
   int start[3];
-  // What the next product is likely to read first, for the second cache: bytes of each warp, a multiple of 16.
-  const u8* next;
-  u64 next_bytes;
 };
 
 // f(gate) * up; kinds as in the operation table: 1 SiLU, 2 GELU, 3 GELU by tanh, 4 ReLU.
@@ -43,11 +41,6 @@ constexpr int kGroups = 0, kPieceK = 128, kWeightBytes = kTileRows * kPieceK * 2
 constexpr int kGroups = 8, kPieceK = kGroups * GROUP_SIZE;
 constexpr int kWeightBytes = kTileRows * kPieceK * WEIGHT_BITS / 8, kScaleBytes = kTileRows * kGroups * 2;
 #endif
-// Scales come by each lane's copies instead of the copy engine, which takes as long for 16 bytes as for 128.
-#ifndef STREAM_SCALES
-#define STREAM_SCALES 0
-#endif
-constexpr bool kByLanes = STREAM_SCALES && WEIGHT_BITS < 16;
 // Pieces of 128 bytes of a row.
 constexpr int kLines = kWeightBytes / kTileRows / 128;
 constexpr int kWarps = STREAM_WARPS, kStages = STREAM_STAGES;
@@ -131,18 +124,12 @@ __device__ __forceinline__ void streamed(const Streamed& all, const u16* x, u16*
 
   // What is fetched next.
   int tile = blockIdx.x, chunk = warp;
-  bool is_done = false;
   auto fetch = [&](int stage) {
     while (chunk >= chunks) {
       chunk -= chunks;
       tile += gridDim.x;
     }
     if (tile >= tiles) {
-      if (!is_done && all.next_bytes > 0 && lane == 0) {
-        const u8* from = all.next + (static_cast<size_t>(blockIdx.x) * kWarps + warp) * all.next_bytes;
-        asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(static_cast<u32>(all.next_bytes)) : "memory");
-      }
-      is_done = true;
       return;
     }
     u32 to = ring + stage * kWeightBytes, done = barrier + stage * 8;
@@ -155,7 +142,7 @@ __device__ __forceinline__ void streamed(const Streamed& all, const u16* x, u16*
       }
     };
     if (lane == 0) {
-      expect_bytes(done, kWeightBytes + (kByLanes ? 0 : 2 * kScaleBytes));
+      expect_bytes(done, kWeightBytes + 2 * kScaleBytes);
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         int i, row;
@@ -165,24 +152,12 @@ __device__ __forceinline__ void streamed(const Streamed& all, const u16* x, u16*
         for (int line = 0; line < kLines; ++line) {
           fetch_box_2(to + half * (kWeightBytes / 2) + line * 1024, map, (chunk * kLines + line) * (WEIGHT_BITS == 16 ? 64 : 32), row, done);
         }
-        if constexpr (WEIGHT_BITS < 16 && !kByLanes) {
+        if constexpr (WEIGHT_BITS < 16) {
           u32 scales = scale_ring + stage * 2 * kScaleBytes + half * (kScaleBytes / 2);
           fetch_box_2(scales, map + 128, chunk * kGroups, row, done);
           fetch_box_2(scales + kScaleBytes, map + 256, chunk * kGroups, row, done);
         }
       }
-    }
-    if constexpr (kByLanes) {
-      // 16 bytes a lane: scales of a row, or its biases.
-      int i, row;
-      weight_of((lane >> 3) & 1, i, row);
-      row += lane & 7;
-      const u16* from = lane < 16 ? (i == 0 ? all.scales[0] : i == 1 ? all.scales[1] : all.scales[2])
-                                  : (i == 0 ? all.biases[0] : i == 1 ? all.biases[1] : all.biases[2]);
-      const bool there = row < (i == 0 ? all.n[0] : i == 1 ? all.n[1] : all.n[2]);
-      const size_t at = static_cast<size_t>(there ? row : 0) * (chunks * kGroups) + chunk * kGroups;
-      copy_async(scale_ring + stage * 2 * kScaleBytes + lane * 16, from + at, there);
-      asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(done) : "memory");
     }
     chunk += kWarps;
   };
@@ -192,7 +167,7 @@ __device__ __forceinline__ void streamed(const Streamed& all, const u16* x, u16*
   }
   if (lane == 0) {
     for (int i = 0; i < kStages; ++i) {
-      init_barrier(barrier + i * 8, kByLanes ? 33 : 1);
+      init_barrier(barrier + i * 8, 1);
     }
     fence_barriers();
   }

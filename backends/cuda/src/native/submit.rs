@@ -115,12 +115,7 @@ impl State {
             tiles as usize,
             self.processors,
         );
-        // The last two: what comes next, which nobody says yet.
-        let mut fields = [0_u64; 17];
-        for (to, from) in fields.iter_mut().zip(record) {
-            *to = from;
-        }
-        let mut arguments = Arguments::new().record(&fields).wide(x);
+        let mut arguments = Arguments::new().record(&record).wide(x);
         if let Some((out, _)) = gated {
             arguments = arguments.wide(out);
         }
