@@ -40,7 +40,7 @@ pub async fn gate(State(app): State<Arc<App>>, mut request: Request, next: Next)
         .unwrap_or(own_path)
         .to_owned();
     let origin = origin(&app, &request);
-    let span = tracing::info_span!("request", id = %id, method = %method);
+    let span = tracing::info_span!("request", id = %id, method = known(&method));
     let outcome = match &origin {
         Err(error) => Err(error.clone()),
         Ok(_) => admit(&app, &path, &method, request.headers()),
@@ -69,6 +69,17 @@ pub async fn gate(State(app): State<Arc<App>>, mut request: Request, next: Next)
     app.watched.metrics.responded(route, status);
     tracing::info!(parent: &span, route, status, ms = started.elapsed().as_millis() as u64, "answered");
     response
+}
+
+/// A method as it is logged: clients may make up others, of any length.
+fn known(method: &Method) -> &str {
+    match *method {
+        Method::GET | Method::POST | Method::OPTIONS | Method::HEAD => method.as_str(),
+        Method::PUT | Method::DELETE | Method::PATCH | Method::CONNECT | Method::TRACE => {
+            method.as_str()
+        }
+        _ => "other",
+    }
 }
 
 /// The route of a response, for counting.

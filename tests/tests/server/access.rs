@@ -249,8 +249,9 @@ fn connections_can_be_encrypted() {
     );
     let file = |name: &str| format!("{tls}/{name}");
     let server = Server::scripted(
-        &json!({}),
+        &json!({"delay_us": 5_000}),
         &[
+            "--metrics",
             "--ssl-cert-file",
             &file("server.pem"),
             "--ssl-key-file",
@@ -268,19 +269,40 @@ fn connections_can_be_encrypted() {
         .with_root_certificates(roots)
         .with_no_client_auth();
     let config = Arc::new(config);
-    let get = || {
+    let ask = |request: &str| {
         let session =
             ClientConnection::new(Arc::clone(&config), "localhost".try_into().expect("a name"));
         let stream = TcpStream::connect(server.address()).expect("connected");
         let mut stream = StreamOwned::new(session.expect("a session"), stream);
+        stream.write_all(request.as_bytes()).expect("written");
         stream
-            .write_all(b"GET /health HTTP/1.0\r\n\r\n")
-            .expect("written");
+    };
+    let read = |path: &str| {
         let mut text = String::new();
+        let mut stream = ask(&format!("GET {path} HTTP/1.0\r\n\r\n"));
         stream.read_to_string(&mut text).expect("read");
         text
     };
+    let get = || read("/health");
     server.wait_for("it is ready", |_| get().starts_with("HTTP/1.0 200"));
+    // Who goes away is noticed, with and without a word.
+    for (said, cancelled) in [(true, 1), (false, 2)] {
+        let body = r#"{"prompt": "a", "max_tokens": 4000, "temperature": 0}"#;
+        let mut gone = ask(&format!(
+            "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {}\r\n\r\n{body}",
+            body.len()
+        ));
+        server.wait_for("it runs", |_| {
+            read("/metrics").contains("\nllamacpp:requests_processing 1\n")
+        });
+        if said {
+            gone.conn.send_close_notify();
+            gone.flush().expect("written");
+        }
+        drop(gone);
+        let line = format!("outcome=\"cancelled\"}} {cancelled}\n");
+        server.wait_for("it has ended", |_| read("/metrics").contains(&line));
+    }
     // Plain HTTP gets nothing, and hurts nobody.
     let mut plain = Connection::open(server.address());
     plain.send("GET", "/health", &[], b"");

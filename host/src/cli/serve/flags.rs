@@ -116,7 +116,7 @@ pub struct LimitArgs {
     /// Answers of one API key that may run or wait at a time; 0 is all there is room for
     #[arg(long, value_name = "N", default_value_t = 0, help_heading = "Limits")]
     max_requests_per_key: usize,
-    /// Open connections
+    /// Open connections; the most silent one makes room for the next
     #[arg(long, value_name = "N", default_value_t = 512, value_parser = clap::value_parser!(u32).range(1..), help_heading = "Limits")]
     max_connections: u32,
     /// Bytes of a request's body
