@@ -5,6 +5,8 @@
 //!   bin/mlxcel  lib/mlxcel/plugins/...    as `dist` lays them out, optimised
 //!   checkpoint.py                         writes random checkpoints of real shapes
 //!   faults.py                             checks what happens when memory runs out
+//!   gguf_checkpoint.py                    the same shapes as GGUF, for other programs; run by hand
+//!   kernels.py  kernels/...               checks and times the kernels of a decode step by themselves
 //!   run.sh                                checks, measures, prints tables
 //! ```
 //! The machine brings NVIDIA's driver, a Python with torch and safetensors for the checkpoints, and NVIDIA's libraries from its
@@ -21,10 +23,14 @@ use crate::workspace::Workspace;
 
 const NAME: &str = "mlxcel-bench-cuda";
 const HOST: &str = "mlxcel";
+/// Where the kernels' texts are.
+const KERNELS: &str = "backends/cuda/src/kernels";
 /// Scripts of the bundle, by name.
-const SCRIPTS: [(&str, &str); 3] = [
+const SCRIPTS: [(&str, &str); 5] = [
     ("checkpoint.py", include_str!("checkpoint.py")),
     ("faults.py", include_str!("faults.py")),
+    ("gguf_checkpoint.py", include_str!("gguf_checkpoint.py")),
+    ("kernels.py", include_str!("kernels.py")),
     ("run.sh", include_str!("run.sh")),
 ];
 
@@ -49,7 +55,19 @@ pub fn run(workspace: &Workspace, backend: Backend) -> Result<PathBuf, Error> {
     for (name, text) in SCRIPTS {
         write(&folder.join(name), text)?;
     }
+    copy_kernels(&workspace.root.join(KERNELS), &folder.join("kernels"))?;
     archive::pack(&home, NAME)
+}
+
+fn copy_kernels(from: &Path, to: &Path) -> Result<(), Error> {
+    std::fs::create_dir_all(to).map_err(Error::io("create", to))?;
+    for entry in std::fs::read_dir(from).map_err(Error::io("read", from))? {
+        let path = entry.map_err(Error::io("read", from))?.path();
+        if let Some(name) = path.file_name() {
+            std::fs::copy(&path, to.join(name)).map_err(Error::io("copy", &path))?;
+        }
+    }
+    Ok(())
 }
 
 fn write(path: &Path, text: &str) -> Result<(), Error> {
