@@ -37,6 +37,9 @@ pub(crate) unsafe fn expand<S: Simd>(from: *const u8, bits: usize, out: &mut [u8
 pub struct Unpacker {
     pub(crate) bits: usize,
     pub(crate) places: [u8; 64],
+    /// As `places`, for the two vectors of a block of 128 codes (see `pairs`). Bytes from 64 on are those of the block's
+    /// last 64.
+    pub(crate) block_places: [[u8; 64]; 2],
     pub(crate) shifts: [u8; 64],
     /// The bits of a code.
     pub(crate) ones: u8,
@@ -45,12 +48,25 @@ pub struct Unpacker {
 impl Unpacker {
     /// For codes of up to 8 bits.
     fn new(bits: usize) -> Self {
+        let all = 16 * bits;
+        // A quarter of a vector is 16 codes of a run of 32.
+        let place = |vector: usize, i: usize| {
+            let eight = i / 16 * 4 + vector * 2 + i % 16 / 8;
+            let byte = (eight * bits + i % 8).min(all - 1);
+            if byte < 64 { byte } else { byte + 128 - all }
+        };
         Self {
             bits,
+            block_places: [0, 1].map(|vector| core::array::from_fn(|i| place(vector, i) as u8)),
             places: core::array::from_fn(|i| ((i / 8) * bits + i % 8).min(63) as u8),
             shifts: core::array::from_fn(|i| ((i % 8) * bits) as u8),
             ones: 0xff >> (8 - bits),
         }
+    }
+
+    /// Bytes of a block of 128 codes.
+    pub(crate) fn block_bytes(&self) -> usize {
+        16 * self.bits
     }
 
     /// None where the processor lacks the instructions, so that codes are better expanded to memory.

@@ -106,7 +106,7 @@ impl<B: Bytes, C: Activation> Path for Integers<B, C> {
                 stride: padded * size_of::<C>(),
                 scale_stride: padded / 8,
             };
-            all_sums::<B, C, K, R, M, NIBBLES>(t, &activations)
+            sums::<B, C, K, R, M, true>(t, &activations)
         }
     }
 
@@ -125,10 +125,7 @@ impl<B: Bytes, C: Activation> Path for Integers<B, C> {
                 stride: padded * size_of::<C>(),
                 scale_stride: padded / 4,
             };
-            if t.unpacker.is_some() {
-                return all_sums::<B, C, K, R, M, PACKED>(t, &activations);
-            }
-            all_sums::<B, C, K, R, M, BYTES>(t, &activations)
+            sums::<B, C, K, R, M, false>(t, &activations)
         }
     }
 }
@@ -141,48 +138,9 @@ struct Activations {
     scale_stride: usize,
 }
 
-/// Where codes are: four bits each, eight, or packed to any width.
-const NIBBLES: u8 = 4;
-const BYTES: u8 = 8;
-const PACKED: u8 = 0;
-
-/// Most elements of `x` beside which rows are read in order (see [`Bytes::IN_ORDER`]): they are loaded
-/// again for every row, so they and their scales must stay in the first cache.
-const fn most_in_order(form: u8) -> usize {
-    match form {
-        NIBBLES => 0,
-        BYTES => 2048,
-        _ => 5120,
-    }
-}
-
-/// Sums over whole rows, all abreast or one after the other.
-#[inline(always)]
-unsafe fn all_sums<B, C, K, const R: usize, const M: usize, const FORM: u8>(
-    t: &Rows<'_, K, R>,
-    x: &Activations,
-) -> [[B::F; M]; R]
-where
-    B: Bytes,
-    C: Activation,
-    K: Factor,
-{
-    // SAFETY: see `block`.
-    unsafe {
-        if !B::IN_ORDER || M * (t.groups << t.group_log2) > most_in_order(FORM) {
-            return sums::<B, C, K, R, M, FORM>(t, x);
-        }
-        let mut acc = [[B::F::zero(); M]; R];
-        for (r, acc) in acc.iter_mut().enumerate() {
-            [*acc] = sums::<B, C, K, 1, M, FORM>(&t.row(r), x);
-        }
-        acc
-    }
-}
-
 /// Sums over whole rows, abreast.
 #[inline(always)]
-unsafe fn sums<B, C, K, const R: usize, const M: usize, const FORM: u8>(
+unsafe fn sums<B, C, K, const R: usize, const M: usize, const NIBBLES: bool>(
     t: &Rows<'_, K, R>,
     x: &Activations,
 ) -> [[B::F; M]; R]
@@ -191,46 +149,26 @@ where
     C: Activation,
     K: Factor,
 {
-    let (vector, a_byte) = (4 * B::F::LANES, if FORM == NIBBLES { 2 } else { 1 });
+    let (vector, a_byte) = (4 * B::F::LANES, if NIBBLES { 2 } else { 1 });
     // SAFETY: see `block`.
     unsafe {
         let places = B::F::places(((a_byte * vector) >> t.group_log2).max(1));
         let mut acc = [[B::F::zero(); M]; R];
         // Bytes of a row once every code but a nibble has one.
         let row_bytes = (t.groups << t.group_log2) / a_byte;
-        let whole = whole_bytes(t, row_bytes, vector, a_byte);
+        let whole = t.whole(row_bytes, vector, a_byte);
         let mut at = 0;
         while at < whole {
-            block::<B, C, K, R, M, FORM, true>(t, x, places, at, vector, &mut acc);
+            block::<B, C, K, R, M, NIBBLES, true>(t, x, places, at, vector, &mut acc);
             at += vector;
         }
         while at < row_bytes {
             let n = (row_bytes - at).min(vector);
-            block::<B, C, K, R, M, FORM, false>(t, x, places, at, n, &mut acc);
+            block::<B, C, K, R, M, NIBBLES, false>(t, x, places, at, n, &mut acc);
             at += vector;
         }
         acc
     }
-}
-
-/// Bytes of the leading vectors that are whole and whose first scale has three more behind it, be they
-/// of the next row.
-#[inline(always)]
-fn whole_bytes<K, const R: usize>(
-    t: &Rows<'_, K, R>,
-    row_bytes: usize,
-    vector: usize,
-    a_byte: usize,
-) -> usize {
-    let whole = row_bytes / vector * vector;
-    if t.has_next {
-        return whole;
-    }
-    if t.groups < 4 {
-        return 0;
-    }
-    let by_scales = ((t.groups - 4) << t.group_log2) / a_byte / vector * vector + vector;
-    by_scales.min(whole)
 }
 
 /// A vector of packed codes of `R` rows.
@@ -241,7 +179,7 @@ unsafe fn block<
     K: Factor,
     const R: usize,
     const M: usize,
-    const FORM: u8,
+    const NIBBLES: bool,
     const WHOLE: bool,
 >(
     t: &Rows<'_, K, R>,
@@ -251,8 +189,8 @@ unsafe fn block<
     n: usize,
     acc: &mut [[B::F; M]; R],
 ) {
-    let (vector, a_byte) = (4 * B::F::LANES, if FORM == NIBBLES { 2 } else { 1 });
-    let planes = if FORM == NIBBLES {
+    let (vector, a_byte) = (4 * B::F::LANES, if NIBBLES { 2 } else { 1 });
+    let planes = if NIBBLES {
         C::NIBBLE_PLANES
     } else {
         C::BYTE_PLANES
@@ -262,26 +200,18 @@ unsafe fn block<
     unsafe {
         let group = (at * a_byte) >> t.group_log2;
         for r in 0..R {
-            let packed = if let (PACKED, Some(unpacker)) = (FORM, t.unpacker) {
-                let from = t.bytes[r].add(at / 8 * unpacker.bits);
-                B::unpack(from, unpacker, if WHOLE { vector } else { n })
+            let from = t.bytes[r].add(at);
+            B::F::prefetch(from.wrapping_add(t.ahead));
+            let packed = if WHOLE || n == vector {
+                B::load(from)
             } else {
-                let from = t.bytes[r].add(at);
-                // What is read in order, the processor fetches by itself.
-                if !B::IN_ORDER || R > 1 {
-                    B::F::prefetch(from.wrapping_add(t.ahead));
-                }
-                if WHOLE || n == vector {
-                    B::load(from)
-                } else {
-                    B::load_first(from, n)
-                }
+                B::load_first(from, n)
             };
             let scale = spread::<B::F, K, WHOLE>(t.scales[r], group, t.groups, places);
             // Sums of several rows in turn, so that none waits for itself.
             let mut dots = [B::zero(); M];
             for plane in 0..planes {
-                let w = if FORM == NIBBLES {
+                let w = if NIBBLES {
                     C::nibbles::<B>(packed, plane)
                 } else {
                     C::bytes::<B>(packed, plane)
@@ -289,10 +219,10 @@ unsafe fn block<
                 for m in 0..M {
                     let codes = x.codes.add(m * x.stride + at * a_byte * size_of::<C>());
                     let codes = codes.add(plane * vector);
-                    dots[m] = C::dot::<B>(dots[m], w, codes, FORM == NIBBLES || t.small);
+                    dots[m] = C::dot::<B>(dots[m], w, codes, NIBBLES || t.small);
                 }
             }
-            let lanes = at * a_byte / (if FORM == NIBBLES { 8 } else { 4 });
+            let lanes = at * a_byte / (if NIBBLES { 8 } else { 4 });
             for m in 0..M {
                 let scale = scale.mul(B::F::load(x.scales.add(m * x.scale_stride + lanes)));
                 acc[r][m] = B::to_f32(dots[m]).mul_add(scale, acc[r][m]);

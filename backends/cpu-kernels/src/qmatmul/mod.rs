@@ -9,6 +9,8 @@ mod exact;
 mod integers;
 mod joint;
 mod mxfp4;
+#[cfg(target_arch = "x86_64")]
+mod pairs;
 mod prepare;
 mod round;
 mod rows;
@@ -19,7 +21,7 @@ use crate::Isa;
 use crate::factor::{Bf16, F16};
 use crate::pool::Pool;
 use crate::quantized::{QuantizedMatrix, Scales};
-pub(crate) use codes::{Unpacker, expand as expand_to, expand_row as expand_codes};
+pub(crate) use codes::expand_row as expand_codes;
 pub(crate) use integers::Activation;
 pub use joint::{After, Division, Results, matmul_then};
 pub use mxfp4::{Mxfp4, Mxfp4Target, Spread, matmul_mxfp4};

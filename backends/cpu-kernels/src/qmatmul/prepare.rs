@@ -60,11 +60,15 @@ impl Prepared {
         needs: Needs,
     ) -> bool {
         let lanes = lanes(isa, precision);
+        // See `pairs`.
+        let in_pairs = isa == Isa::Avx512Vnni && precision != Precision::Exact;
+        let block = if in_pairs { 8 * lanes } else { 4 * lanes };
         self.m = x.len() / columns;
         self.sizes = Sizes {
             columns,
             padded4: columns.next_multiple_of(8 * lanes),
-            padded: columns.next_multiple_of(4 * lanes),
+            padded: columns.next_multiple_of(block),
+            in_pairs,
             lanes,
         };
         let (sizes, factors) = (self.sizes, &mut self.factors);

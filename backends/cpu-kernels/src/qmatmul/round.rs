@@ -98,7 +98,7 @@ impl Needs {
 pub(crate) struct Codes<C: Code> {
     /// `[m, padded4]`, blocks of `8 * LANES` elements.
     pub(crate) four: Aligned<C>,
-    /// `[m, padded]`, blocks of `4 * LANES` elements.
+    /// `[m, padded]`, blocks of `4 * LANES` elements, or of twice as many (see `pairs`).
     pub(crate) bytes: Aligned<C>,
     /// `[m, columns]`, blocks of four elements.
     pub(crate) panel: Aligned<C>,
@@ -109,7 +109,7 @@ pub(crate) struct Codes<C: Code> {
 pub(crate) struct Factors {
     /// Scale of every lane beside packed nibbles, `[m, padded4 / 8]`.
     pub(crate) four: Aligned<f32>,
-    /// Scale of every lane beside bytes, `[m, padded / 4]`.
+    /// Scale of every lane beside bytes, `[m, padded / 4]`; half as many beside pairs of vectors.
     pub(crate) bytes: Aligned<f32>,
     /// `[m, columns / QUANT_GROUP]`.
     pub(crate) panel: Aligned<f32>,
@@ -124,7 +124,16 @@ pub(crate) struct Sizes {
     /// Columns rounded up to whole blocks beside nibbles and beside bytes.
     pub(crate) padded4: usize,
     pub(crate) padded: usize,
+    /// Whether blocks beside bytes are pairs of vectors.
+    pub(crate) in_pairs: bool,
     pub(crate) lanes: usize,
+}
+
+impl Sizes {
+    /// Elements of a lane beside bytes.
+    fn bytes_a_scale(&self) -> usize {
+        if self.in_pairs { 8 } else { 4 }
+    }
 }
 
 /// What the threads write, each its own rows.
@@ -177,8 +186,8 @@ pub(crate) fn round<C: Code>(
         &mut factors.bytes,
         needs.bytes,
         m,
-        columns / 4,
-        sizes.padded / 4,
+        columns / sizes.bytes_a_scale(),
+        sizes.padded / sizes.bytes_a_scale(),
     );
     let n_scales = columns / QUANT_GROUP;
     resize(&mut factors.panel, needs.panel, m, n_scales, n_scales);
@@ -240,6 +249,7 @@ unsafe fn round_kernel<S: Simd, C: Code>(job: Job<'_, C>) {
         columns,
         padded4,
         padded,
+        in_pairs,
         lanes,
     } = job.sizes;
     let needs = job.needs;
@@ -257,7 +267,11 @@ unsafe fn round_kernel<S: Simd, C: Code>(job: Job<'_, C>) {
                     let out = job.scales_four.add(row * (padded4 / 8) + at / 8);
                     out.cast::<[f32; 4]>().write([scale; 4]);
                 }
-                if needs.bytes {
+                if needs.bytes && in_pairs {
+                    spread_pair(&codes, at, job.bytes.add(row * padded));
+                    let out = job.scales_bytes.add(row * (padded / 8) + at / 8);
+                    out.cast::<[f32; 4]>().write([scale; 4]);
+                } else if needs.bytes {
                     let out = job.bytes.add(row * padded);
                     spread_codes(&codes, C::BYTE_PLANES, 4 * lanes, at, out);
                     let out = job.scales_bytes.add(row * (padded / 4) + at / 4);
@@ -381,6 +395,24 @@ unsafe fn spread_codes<C: Code>(
     }
 }
 
+/// Writes a group's codes to the two vectors of the block that it is in, see `pairs`.
+#[inline(always)]
+unsafe fn spread_pair<C: Code>(codes: &[C; QUANT_GROUP], at: usize, row: *mut C) {
+    let planes = C::BYTE_PLANES;
+    // SAFETY: the caller vouches for whole blocks behind `row`.
+    unsafe {
+        let out = row.add(at / 128 * 128 + at % 128 / 2 / planes);
+        for (half, codes) in codes.chunks_exact(16).enumerate() {
+            for plane in 0..planes {
+                let out = out.add((half * planes + plane) * (64 / planes));
+                for place in 0..16 / planes {
+                    *out.add(place) = codes[place * planes + plane];
+                }
+            }
+        }
+    }
+}
+
 dispatch! {
     unsafe fn run_round[C: Code][C](job: Job<'_, C>) = round_kernel
 }
@@ -397,6 +429,7 @@ mod tests {
             columns: x.len(),
             padded4: x.len().next_multiple_of(64),
             padded: x.len(),
+            in_pairs: false,
             lanes: 8,
         };
         let needs = Needs {

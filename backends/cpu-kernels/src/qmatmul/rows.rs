@@ -9,6 +9,8 @@
 use super::codes::{self, Unpacker};
 use super::exact::Exact;
 use super::integers::{Activation, Integers};
+#[cfg(target_arch = "x86_64")]
+use super::pairs;
 use super::prepare::{Precision, Prepared};
 use crate::Isa;
 use crate::factor::Factor;
@@ -45,6 +47,7 @@ pub(crate) struct Rows<'a, K, const R: usize> {
 impl<K, const R: usize> Rows<'_, K, R> {
     /// One of them.
     #[inline(always)]
+    #[cfg(target_arch = "x86_64")]
     pub(crate) fn row(&self, r: usize) -> Rows<'_, K, 1> {
         Rows {
             bytes: [self.bytes[r]],
@@ -57,6 +60,21 @@ impl<K, const R: usize> Rows<'_, K, R> {
             has_next: self.has_next || (r + 1 < R && self.groups >= 4),
             unpacker: self.unpacker,
         }
+    }
+
+    /// Bytes of a row, of `a_byte` codes each, in leading vectors of `vector` bytes that are whole and whose first scale
+    /// has three more behind it, be they of the next row.
+    #[inline(always)]
+    pub(crate) fn whole(&self, row_bytes: usize, vector: usize, a_byte: usize) -> usize {
+        let whole = row_bytes / vector * vector;
+        if self.has_next {
+            return whole;
+        }
+        if self.groups < 4 {
+            return 0;
+        }
+        let by_scales = ((self.groups - 4) << self.group_log2) / a_byte / vector * vector + vector;
+        by_scales.min(whole)
     }
 }
 
@@ -203,6 +221,14 @@ impl<K: Factor> Quad<'_, K> {
     ) {
         // SAFETY: forwarded to the caller of `run`.
         unsafe {
+            #[cfg(target_arch = "x86_64")]
+            if !NIBBLES && pairs::takes(isa, precision) {
+                match precision {
+                    Precision::Int8 => pairs::products::<K, i8, R, M>(self, skip, first),
+                    _ => pairs::products::<K, i16, R, M>(self, skip, first),
+                }
+                return;
+            }
             match precision {
                 Precision::Exact => exact::<K, NIBBLES, R, M>(isa, self, skip, first),
                 Precision::Int16 => integers::<K, i16, NIBBLES, R, M>(isa, self, skip, first),
@@ -258,7 +284,13 @@ unsafe fn integer_products<B, K, C, const N: bool, const R: usize, const M: usiz
 
 /// `R` rows of the weight from `skip` on with `M` rows of `x` from `first` on.
 #[inline(always)]
-unsafe fn products<P: Path, K: Factor, const NIBBLES: bool, const R: usize, const M: usize>(
+pub(crate) unsafe fn products<
+    P: Path,
+    K: Factor,
+    const NIBBLES: bool,
+    const R: usize,
+    const M: usize,
+>(
     quad: &Quad<'_, K>,
     skip: usize,
     first: usize,
@@ -268,10 +300,10 @@ unsafe fn products<P: Path, K: Factor, const NIBBLES: bool, const R: usize, cons
     let mut rows = Rows {
         bytes: [quad.bytes; R],
         scales: [quad.scales; R],
-        row_bytes: quad.row_bytes,
         groups,
         group_log2: w.group().trailing_zeros(),
         small: w.bits() < 8,
+        row_bytes: quad.row_bytes,
         ahead: quad.ahead,
         has_next: groups >= 4 && quad.row + skip + R < w.rows(),
         unpacker: quad.unpacker,

@@ -2,7 +2,7 @@ use super::*;
 use crate::quantized::testing::*;
 
 /// `(rows, columns, bits, group)`.
-const FORMS: [(usize, usize, usize, usize); 18] = [
+const FORMS: [(usize, usize, usize, usize); 28] = [
     (9, 32, 4, 32),
     (6, 576, 4, 32),
     (5, 192, 4, 64),
@@ -21,6 +21,17 @@ const FORMS: [(usize, usize, usize, usize); 18] = [
     (6, 64, 8, 16),
     (7, 1056, 2, 16),
     (4, 160, 4, 16),
+    // Ragged tails of blocks of 128, in every width and group.
+    (9, 224, 8, 32),
+    (7, 352, 5, 32),
+    (10, 288, 6, 32),
+    (6, 192, 2, 64),
+    (8, 320, 3, 64),
+    (5, 896, 8, 64),
+    (9, 384, 8, 128),
+    (7, 640, 5, 128),
+    (6, 224, 6, 16),
+    (11, 416, 5, 16),
 ];
 
 fn run_all(

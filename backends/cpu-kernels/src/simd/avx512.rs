@@ -15,6 +15,16 @@ impl Avx512 {
     pub(crate) fn from_raw(v: __m512) -> Self {
         Self(v)
     }
+
+    /// The lanes that `places` name.
+    ///
+    /// # Safety
+    /// The CPU has AVX-512.
+    #[inline(always)]
+    pub(crate) unsafe fn permuted(self, places: __m512i) -> Self {
+        // SAFETY: the caller vouches for the set.
+        unsafe { Self(_mm512_permutexvar_ps(places, self.0)) }
+    }
 }
 
 /// Sum of the halves.

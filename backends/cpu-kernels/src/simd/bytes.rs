@@ -9,7 +9,6 @@
 //! products. A product is below 255 * 2^15 < 2^23, so a lane may add 256 of them.
 
 use super::Simd;
-use crate::qmatmul::{Unpacker, expand_to};
 
 /// Vectors of `4 * LANES` bytes.
 ///
@@ -28,9 +27,6 @@ pub trait Bytes: Copy + 'static {
     type I: Copy;
     /// Vectors that a tile of eight rows has registers for.
     const TILE_VECTORS: usize = 1;
-    /// Whether rows of a weight are read one after the other where `x` is short: memory read in order comes
-    /// faster than four short rows abreast (ADR 7).
-    const IN_ORDER: bool = false;
 
     /// Loads `4 * LANES` bytes.
     unsafe fn load(from: *const u8) -> Self::V;
@@ -38,17 +34,6 @@ pub trait Bytes: Copy + 'static {
     unsafe fn store(v: Self::V, to: *mut u8);
     /// Loads the first `n` bytes, a multiple of four; the rest is 0.
     unsafe fn load_first(from: *const u8, n: usize) -> Self::V;
-    /// Loads `n` packed codes, a multiple of 8 and at most `4 * LANES`, one to a byte; the rest is 0.
-    /// Where `Unpacker::in_registers` gives one, for that set.
-    #[inline(always)]
-    unsafe fn unpack(from: *const u8, unpacker: &Unpacker, n: usize) -> Self::V {
-        let mut codes = [0u8; 64];
-        // SAFETY: forwarded to the caller; vectors have at most 64 bytes.
-        unsafe {
-            expand_to::<Self::F>(from, unpacker.bits, &mut codes[..n.min(64)]);
-            Self::load(codes.as_ptr())
-        }
-    }
     /// The four bytes at `from` in every lane.
     unsafe fn broadcast(from: *const i8) -> Self::V;
     /// Low nibbles.
@@ -186,7 +171,7 @@ pub use x86::{Avx2Bytes, Avx512VnniBytes};
 mod x86 {
     use core::arch::x86_64::*;
 
-    use super::{Bytes, Unpacker};
+    use super::Bytes;
     use crate::simd::{avx2::Avx2, avx512::Avx512};
 
     /// Eight rows of eight words, `stride` and `to_stride` apart.
@@ -340,28 +325,6 @@ mod x86 {
         acc
     }
 
-    /// `vpermb` and `vpmultishiftqb`, as assembly because not every processor with VNNI has VBMI, and
-    /// functions that enable it could not be inlined.
-    ///
-    /// # Safety
-    /// The processor has VBMI.
-    #[inline]
-    #[target_feature(enable = "avx512f")]
-    unsafe fn permute_and_shift(packed: __m512i, places: __m512i, shifts: __m512i) -> __m512i {
-        let mut codes;
-        // SAFETY: registers only, and the caller vouches for the instructions.
-        unsafe {
-            core::arch::asm!(
-                "vpermb {codes}, {places}, {packed}",
-                "vpmultishiftqb {codes}, {shifts}, {codes}",
-                codes = out(zmm_reg) codes, places = in(zmm_reg) places,
-                packed = in(zmm_reg) packed, shifts = in(zmm_reg) shifts,
-                options(pure, nomem, nostack, preserves_flags)
-            );
-        }
-        codes
-    }
-
     /// AVX-512 with VNNI: 64 bytes.
     #[derive(Clone, Copy)]
     pub struct Avx512VnniBytes;
@@ -373,7 +336,6 @@ mod x86 {
         type I = __m512i;
         // A load to all lanes takes as long as a dot: two dots a load.
         const TILE_VECTORS: usize = 2;
-        const IN_ORDER: bool = true;
 
         #[inline(always)]
         unsafe fn load(from: *const u8) -> __m512i {
@@ -395,19 +357,6 @@ mod x86 {
                     (1u16 << (n / 4)) - 1
                 };
                 _mm512_maskz_loadu_epi32(mask, from.cast())
-            }
-        }
-        #[inline(always)]
-        unsafe fn unpack(from: *const u8, unpacker: &Unpacker, n: usize) -> __m512i {
-            // SAFETY: see above, and no byte behind the codes is loaded; who has an unpacker for this
-            // set asked for VBMI.
-            unsafe {
-                let mask = u64::MAX >> (64 - n * unpacker.bits / 8);
-                let packed = _mm512_maskz_loadu_epi8(mask, from.cast());
-                let places = Self::load(unpacker.places.as_ptr());
-                let shifts = Self::load(unpacker.shifts.as_ptr());
-                let codes = permute_and_shift(packed, places, shifts);
-                _mm512_and_si512(codes, _mm512_set1_epi8(unpacker.ones as i8))
             }
         }
         #[inline(always)]
