@@ -105,6 +105,9 @@ fn one_rank() {
     join(&d, rank, size, &addresses).expect("joins the same again");
     let other = join(&d, 0, size + 1, &addresses).unwrap_err();
     assert_eq!(other.code, status::INVALID_ARGUMENT);
+    let elsewhere = addresses.replace("127.0.0.1", "127.0.0.2");
+    let other = join(&d, rank, size, &elsewhere).unwrap_err();
+    assert_eq!(other.code, status::FAILED_PRECONDITION);
 
     let table = table();
     let (mut found_rank, mut found_size) = (99, 99);

@@ -5,7 +5,7 @@
 use core::ffi::c_void;
 use std::io::Write;
 use std::path::{Path, PathBuf};
-use std::sync::OnceLock;
+use std::sync::{Mutex, OnceLock, PoisonError};
 
 use mlxcel_abi::collectives::{COLLECTIVES, Collectives, JoinArgs};
 use mlxcel_abi::{AbiError, ErrorObj, Status, Table, Tensor, status};
@@ -86,7 +86,7 @@ type JoinSlot =
     unsafe extern "C" fn(*mut c_void, *mut c_void, *const JoinArgs, *mut *mut ErrorObj) -> Status;
 
 /// What `JoinArgs` came to.
-#[derive(Debug)]
+#[derive(Debug, PartialEq, Eq)]
 struct Group {
     rank: u32,
     size: u32,
@@ -120,31 +120,35 @@ impl Group {
         })
     }
 
-    /// Runs `join` unless the process is in this group already.
-    fn join(&self, join: impl FnOnce() -> Result<()>) -> Result<()> {
-        let found = (ffi::group_rank()?, ffi::group_size()?);
-        match found {
-            (_, 0) => {}
-            found if found == (self.rank, self.size) => return Ok(()),
-            (rank, size) => {
+    /// Runs `join` unless the process is in this group already. MLX has no way out of a group.
+    fn join(self, join: impl FnOnce(&Self) -> Result<()>) -> Result<()> {
+        static JOINED: Mutex<Option<Group>> = Mutex::new(None);
+        let mut joined = JOINED.lock().unwrap_or_else(PoisonError::into_inner);
+        match &*joined {
+            None => {}
+            Some(group) if *group == self => return Ok(()),
+            Some(group) => {
                 return Err(Fault::Abi(AbiError::new(
                     status::FAILED_PRECONDITION,
                     format!(
-                        "this process is rank {rank} of {size} already, it cannot become rank {} of {}",
-                        self.rank, self.size
+                        "this process is rank {} of {} at {} and stays it: join another group in a process of its own",
+                        group.rank,
+                        group.size,
+                        group.addresses.join(", ")
                     ),
                 )));
             }
         }
-        join()?;
+        join(&self)?;
         let found = ffi::group_size()?;
-        if found == self.size {
-            return Ok(());
+        if found != self.size {
+            return Err(Fault::Abi(AbiError::internal(format!(
+                "MLX made a group of {found} ranks, {} were asked for",
+                self.size
+            ))));
         }
-        Err(Fault::Abi(AbiError::internal(format!(
-            "MLX made a group of {found} ranks, {} were asked for",
-            self.size
-        ))))
+        *joined = Some(self);
+        Ok(())
     }
 }
 
@@ -188,8 +192,8 @@ unsafe extern "C" fn join_ring(
     let body = |_: &crate::context::Context| {
         // SAFETY: the slot's contract.
         let group = unsafe { Group::read(args) }?;
-        group.join(|| {
-            let file = HostFile::write(&group).map_err(|error| {
+        group.join(|group| {
+            let file = HostFile::write(group).map_err(|error| {
                 Fault::Abi(AbiError::internal(format!(
                     "cannot write the list of hosts: {error}"
                 )))
@@ -216,7 +220,7 @@ unsafe extern "C" fn join_nccl(
     let body = |_: &crate::context::Context| {
         // SAFETY: the slot's contract.
         let group = unsafe { Group::read(args) }?;
-        group.join(|| {
+        group.join(|group| {
             let first = group.addresses.first().and_then(|at| at.rsplit_once(':'));
             let (host, port) =
                 first.ok_or_else(|| Fault::invalid("the first address is not host:port"))?;

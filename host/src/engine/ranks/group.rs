@@ -105,6 +105,11 @@ impl Ranks {
         if self.failure.reason().is_some() {
             return Err(self.ended());
         }
+        if self.is_ordered {
+            // It panicked here, and the others are in the middle of it.
+            self.failure.fail("a step never ended on rank 0".to_owned());
+            return Err(self.ended());
+        }
         if !step.follows.is_empty() {
             return Err(EngineError::Internal {
                 message: "a step was ordered of ranks before its tokens were known".to_owned(),
