@@ -3,6 +3,7 @@
 mod graph;
 mod launch;
 
+use core::cell::Cell;
 use core::ffi::{c_char, c_int, c_uint, c_void};
 use std::sync::OnceLock;
 
@@ -47,6 +48,7 @@ macro_rules! driver {
                 #[allow(dead_code, reason = "the one that names errors is called by its pointer, since it must not fail")]
                 #[allow(clippy::too_many_arguments, reason = "as many as the driver's function has")]
                 unsafe fn $field(&self, $($arg: $ty),*) -> Result<()> {
+                    let _away = self.at_home();
                     // SAFETY: forwarded to the caller.
                     let code = unsafe { (self.$field)($($arg),*) };
                     self.checked($symbol, code)
@@ -63,6 +65,7 @@ driver! {
     device_attribute = "cuDeviceGetAttribute"(out: *mut c_int, attribute: c_int, device: c_int);
     retain_context = "cuDevicePrimaryCtxRetain"(out: *mut *mut c_void, device: c_int);
     set_context = "cuCtxSetCurrent"(context: *mut c_void);
+    current_context = "cuCtxGetCurrent"(out: *mut *mut c_void);
     memory_info = "cuMemGetInfo_v2"(free: *mut usize, total: *mut usize);
     allocate = "cuMemAllocAsync"(out: *mut usize, bytes: usize, stream: Stream);
     free_in_order = "cuMemFreeAsync"(address: usize, stream: Stream);
@@ -120,6 +123,24 @@ pub(crate) enum Element {
 /// `CU_TENSOR_MAP_SWIZZLE_128B` and `CU_TENSOR_MAP_L2_PROMOTION_L2_256B`.
 const SWIZZLE_128: c_uint = 3;
 const PROMOTION_256: c_uint = 3;
+
+thread_local! {
+    /// The context that this thread's calls are for, where there are several devices; 0 where it does not matter.
+    static HOME: Cell<usize> = const { Cell::new(0) };
+}
+
+/// Another context is current for a while.
+struct Away<'a> {
+    driver: &'a Driver,
+    before: *mut c_void,
+}
+
+impl Drop for Away<'_> {
+    fn drop(&mut self) {
+        // SAFETY: the context that was current, or none.
+        unsafe { (self.driver.set_context)(self.before) };
+    }
+}
 
 /// Why there is no driver.
 pub(crate) const NO_DRIVER: &str = "NVIDIA's driver is not installed (libcuda.so.1 is not there)";
@@ -191,14 +212,39 @@ impl Driver {
         Ok(value)
     }
 
-    /// Makes a device's own context the calling thread's.
+    /// Makes a device's own context the calling thread's. Where there are several devices, it is that of every later call on this
+    /// thread, whichever MLX has made current meanwhile.
     pub(crate) fn use_device(&self, device: i32) -> Result<()> {
         let mut context = core::ptr::null_mut();
         // SAFETY: the context is retained for the rest of the process, as MLX's runtime does.
         unsafe {
             self.retain_context(&raw mut context, device)?;
-            self.set_context(context)
+            self.set_context(context)?;
         }
+        if self.devices()? > 1 {
+            HOME.set(context as usize);
+        }
+        Ok(())
+    }
+
+    /// Goes to this thread's context, and back when what is returned ends.
+    fn at_home(&self) -> Option<Away<'_>> {
+        let home = HOME.get();
+        if home == 0 {
+            return None;
+        }
+        let mut before = core::ptr::null_mut();
+        // SAFETY: writes one handle; the other is retained for the rest of the process. An error is told by the call that follows.
+        unsafe {
+            if (self.current_context)(&raw mut before) != SUCCESS || before as usize == home {
+                return None;
+            }
+            (self.set_context)(home as *mut c_void);
+        }
+        Some(Away {
+            driver: self,
+            before,
+        })
     }
 
     /// Memory of the current context's device that nobody has, processes besides this one included.
