@@ -32,9 +32,22 @@ fn blocks() -> Vec<String> {
 #[test]
 fn every_block_of_the_walk_through_is_code_that_is_compiled() {
     let blocks = blocks();
-    assert_eq!(blocks.len(), 6);
-    for block in blocks {
-        let is_there = FILES.iter().any(|file| file.contains(&block));
+    assert_eq!(blocks.len(), 7);
+    for block in &blocks {
+        let is_there = FILES.iter().any(|file| file.contains(block.as_str()));
         assert!(is_there, "in no file:\n{block}");
     }
+}
+
+/// Whoever types the blocks one after another has the file.
+#[test]
+fn the_blocks_are_the_whole_file() {
+    let blocks = blocks().join("\n");
+    let code = |line: &&str| !line.is_empty() && !line.trim_start().starts_with("//");
+    let left: Vec<&str> = FILES[0]
+        .lines()
+        .filter(code)
+        .filter(|line| !blocks.contains(line))
+        .collect();
+    assert!(left.is_empty(), "not on the page:\n{}", left.join("\n"));
 }

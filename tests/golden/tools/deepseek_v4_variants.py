@@ -48,7 +48,7 @@ V4 = dict(
 )
 
 
-def variant(what, config, salt, long=40, short=7, dtype="F32", controls=None):
+def variant(what, config, salt=0, long=40, short=7, dtype="F32", controls=None):
     return dict(what=what, config=config, salt=salt, long=long, short=short, dtype=dtype, controls=controls or {})
 
 

@@ -39,7 +39,7 @@ INDEXER = dict(index_n_heads=16, index_head_dim=12, index_topk=8)
 V32 = V3 | INDEXER | dict(model_type="deepseek_v32")
 
 
-def variant(what, config, salt, long=24, short=7, dtype="BF16", controls=None, **extra):
+def variant(what, config, salt=0, long=24, short=7, dtype="BF16", controls=None, **extra):
     return dict(
         what=what, config=config, salt=salt, long=long, short=short, dtype=dtype, controls=controls or {}, **extra
     )

@@ -78,7 +78,7 @@ LLAMA4_VISION = dict(
 )
 
 
-def variant(what, config, salt, long=40, short=7, dtype="F32", controls=None, **extra):
+def variant(what, config, salt=0, long=40, short=7, dtype="F32", controls=None, **extra):
     return dict(
         what=what, config=config, salt=salt, long=long, short=short, dtype=dtype, controls=controls or {}, **extra
     )

@@ -59,7 +59,7 @@ def yarn(**extra):
 YARN = ROPE | dict(rope_theta=1000.0, max_position_embeddings=2048)
 
 
-def variant(what, config, salt, long=24, short=7, dtype="F32", controls=None, **extra):
+def variant(what, config, salt=0, long=24, short=7, dtype="F32", controls=None, **extra):
     return dict(
         what=what, config=config, salt=salt, long=long, short=short, dtype=dtype, controls=controls or {}, **extra
     )

@@ -26,7 +26,7 @@ V4_WIDE = V4 | dict(
 MOST = r"_proj\.weight$"
 
 
-def variant(line, form, what, config, salt, long=24, short=7, dtype="BF16", margin=0.01, **extra):
+def variant(line, form, what, config, salt=0, long=24, short=7, dtype="BF16", margin=0.01, **extra):
     return dict(line=line, form=form, what=what, config=config, salt=salt, long=long, short=short, dtype=dtype) | dict(
         margin=margin, **extra
     )

@@ -40,7 +40,7 @@ QWEN35_MOE = BASE | EXPERTS | dict(model_type="qwen3_5_moe_text", rope_parameter
 QWEN35_MOE.pop("intermediate_size")
 
 
-def variant(what, config, salt, long=80, short=7, dtype="BF16", **extra):
+def variant(what, config, salt=0, long=80, short=7, dtype="BF16", **extra):
     return dict(what=what, config=config, salt=salt, long=long, short=short, dtype=dtype, **extra)
 
 

@@ -30,7 +30,7 @@ WINDOW = dict(use_sliding_window=True, sliding_window=8)
 NO_WINDOW = dict(use_sliding_window=False)
 
 
-def variant(what, config, salt, long=24, short=7, dtype="BF16", controls=None, **extra):
+def variant(what, config, salt=0, long=24, short=7, dtype="BF16", controls=None, **extra):
     return dict(
         what=what, config=config, salt=salt, long=long, short=short, dtype=dtype, controls=controls or {}, **extra
     )
