@@ -1,7 +1,7 @@
 //! Whether this backend can run here, and on what.
 
 use mlxcel_abi::Result;
-use mlxcel_backend_mlx::serde_json::{Map, Value};
+use mlxcel_backend_mlx::serde_json::{Map, Value, json};
 use mlxcel_backend_mlx::{DeviceKind, DeviceReport, Probe, properties};
 
 use crate::driver::Driver;
@@ -11,6 +11,15 @@ const SCORE: u32 = 100;
 /// Oldest release of CUDA that a driver must have, in the driver's own notation. MLX is built for 12 and 13; its library says
 /// by itself when it finds neither.
 const LEAST_CUDA: i32 = 12_000;
+
+/// Says which devices a process sees, by numbers or identifiers.
+const VISIBLE: &str = "CUDA_VISIBLE_DEVICES";
+
+/// What that variable says of the one device that this process sees as number `index`.
+fn visible_as(index: usize, given: Option<&str>) -> String {
+    let listed = given.and_then(|given| given.split(',').nth(index));
+    listed.map_or_else(|| index.to_string(), |own| own.trim().to_owned())
+}
 
 fn refusal(reason: String, details: Map<String, Value>) -> Probe {
     Probe {
@@ -56,7 +65,10 @@ pub(crate) fn probe() -> Result<Probe> {
         ));
     }
     let mut devices = Vec::new();
+    let mut alone = Vec::new();
+    let visible = std::env::var(VISIBLE).ok();
     for index in 0..count.min(known) {
+        alone.push(json!({ VISIBLE: visible_as(index as usize, visible.as_deref()) }));
         let facts = properties(DeviceKind::Gpu, index)?;
         let text = |key: &str| facts.get(key).and_then(Value::as_str).unwrap_or_default();
         let number = |key: &str| facts.get(key).and_then(Value::as_u64).unwrap_or(0);
@@ -87,6 +99,8 @@ pub(crate) fn probe() -> Result<Probe> {
             details.insert("preferred_dtype".to_owned(), Value::from(dtype));
         }
     }
+    // MLX's NCCL layer takes the device whose number is that of the rank among those that a process sees.
+    details.insert("alone".to_owned(), Value::from(alone));
     Ok(Probe {
         score: SCORE,
         reason: format!(
@@ -98,4 +112,16 @@ pub(crate) fn probe() -> Result<Probe> {
         devices,
         details,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::visible_as;
+
+    #[test]
+    fn a_device_is_named_as_the_process_was_told_of_it() {
+        assert_eq!(visible_as(1, None), "1");
+        assert_eq!(visible_as(1, Some("3, 5")), "5");
+        assert_eq!(visible_as(0, Some("GPU-1a2b")), "GPU-1a2b");
+    }
 }

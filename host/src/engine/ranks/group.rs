@@ -1,5 +1,6 @@
 //! Rank 0's side: starts the others, orders steps, and notices their end.
 
+use std::collections::BTreeMap;
 use std::io;
 use std::net::TcpListener;
 use std::os::fd::OwnedFd;
@@ -15,6 +16,9 @@ use super::RANK_COMMAND;
 use super::failure::{Failure, LAST_WORD};
 use super::frame;
 use super::message::{Answer, Capacity, Order, Setup};
+
+/// Variables of a process by name.
+pub type Environment = BTreeMap<String, String>;
 
 /// The other ranks, as rank 0 sees them.
 pub struct Ranks {
@@ -32,11 +36,12 @@ pub struct Ranks {
 const GRACE: Duration = Duration::from_secs(2);
 
 impl Ranks {
-    /// Starts ranks 1 to `size` - 1. `setup` says what each of them loads, from its number and the addresses of all.
+    /// Starts ranks 1 to `size` - 1. `setup` says what each of them loads and which variables it is
+    /// started with, from its number and the addresses of all.
     pub fn start(
         size: usize,
         failure: Failure,
-        setup: impl Fn(usize, &[String]) -> Setup,
+        setup: impl Fn(usize, &[String]) -> (Setup, Environment),
     ) -> Result<Self, EngineError> {
         let system = |action: &'static str| {
             move |source: io::Error| EngineError::Ranks {
@@ -54,18 +59,26 @@ impl Ranks {
             is_ordered: false,
         };
         for rank in 1..size {
-            let load = Order::Load(Box::new(setup(rank, &ranks.addresses)));
+            let (setup, environment) = setup(rank, &ranks.addresses);
+            let load = Order::Load(Box::new(setup));
             ranks
-                .add(rank, &load, tell.clone())
+                .add(rank, &load, environment, tell.clone())
                 .map_err(system("start the other ranks"))?;
         }
         Ok(ranks)
     }
 
-    fn add(&mut self, rank: usize, load: &Order, ready: Sender<()>) -> io::Result<()> {
+    fn add(
+        &mut self,
+        rank: usize,
+        load: &Order,
+        environment: Environment,
+        ready: Sender<()>,
+    ) -> io::Result<()> {
         let (mut ours, theirs) = UnixStream::pair()?;
         let child = Command::new(std::env::current_exe()?)
             .arg(RANK_COMMAND)
+            .envs(environment)
             .stdin(Stdio::from(OwnedFd::from(theirs)))
             // Libraries may print there, and results go to stdout.
             .stdout(Stdio::null())

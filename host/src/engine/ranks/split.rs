@@ -8,7 +8,7 @@ use super::super::load::{LoadOptions, Precision};
 use super::super::part::Settled;
 use super::RankPlan;
 use super::failure::Failure;
-use super::group::Ranks;
+use super::group::{Environment, Ranks};
 use super::message::{Setup, VERSION};
 use crate::plugin::SelectedBackend;
 
@@ -86,9 +86,25 @@ impl<'a> Split<'a> {
     pub fn device(&self, rank: usize) -> String {
         let devices = &self.selected.report.devices;
         match devices.get(rank) {
-            Some(device) if self.sharing() == 1 => device.name.clone(),
+            // A rank that sees no other device has it as its first.
+            Some(device) if self.sharing() == 1 && self.alone(rank).is_empty() => {
+                device.name.clone()
+            }
             _ => String::new(),
         }
+    }
+
+    /// Variables with which a rank that is started sees its device alone, where the backend has such.
+    fn alone(&self, rank: usize) -> Environment {
+        if self.sharing() > 1 || rank == 0 {
+            return Environment::new();
+        }
+        let each = self.selected.report.details.get("alone");
+        let own = each.and_then(|each| each.get(rank)?.as_object());
+        let text = |(name, value): (&String, &serde_json::Value)| {
+            Some((name.clone(), value.as_str()?.to_owned()))
+        };
+        own.into_iter().flatten().filter_map(text).collect()
     }
 
     /// Compute threads of each rank: as asked, else what the backend would take, divided by the ranks that share it.
@@ -111,7 +127,7 @@ impl<'a> Split<'a> {
             ..
         } = self;
         let named = |name: &str, version: &str| (name.to_owned(), version.to_owned());
-        Ranks::start(plan.size, failure, |rank, addresses| Setup {
+        let setup = |rank: usize, addresses: &[String]| Setup {
             version: VERSION.to_owned(),
             rank,
             addresses: addresses.to_vec(),
@@ -127,6 +143,9 @@ impl<'a> Split<'a> {
             precision: settled.precision.map_or("", Precision::name).to_owned(),
             threads: settled.threads,
             context_tokens: settled.context_tokens,
+        };
+        Ranks::start(plan.size, failure, |rank, addresses| {
+            (setup(rank, addresses), self.alone(rank))
         })
     }
 }
