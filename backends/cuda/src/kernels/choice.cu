@@ -144,11 +144,29 @@ extern "C" __global__ void __launch_bounds__(1024) group_pairs(
     groups[group_starts[t] + i] = make_uint4(t, starts[t] + first, min(count - first, static_cast<u32>(most)), 0);
   }
   __syncthreads();
-  // Which of an expert's pairs comes first does not matter: each is computed by itself.
-  for (int p = t; p < pairs; p += kMost) {
-    u32 place = atomicAdd(&starts[min(experts[p], static_cast<u32>(n_experts - 1))], 1u);
-    rows[place] = p / chosen;
-    places[p] = place;
+  // Pairs of an expert keep their order: the group that a pair comes into decides how its sums are divided, so that a run would
+  // differ from the one before in the last bits. Warps take turns.
+  for (int first = 0; first < pairs; first += kMost) {
+    const int p = first + t;
+    const bool is_there = p < pairs;
+    const u32 expert = is_there ? min(experts[p], static_cast<u32>(n_experts - 1)) : 0xFFFFFFFFu;
+    const u32 same = __match_any_sync(0xFFFFFFFFu, expert);
+    const u32 before_it = __popc(same & ((1u << lane) - 1));
+    const int turns = min(kMost / 32, (pairs - first + 31) / 32);
+    for (int turn = 0; turn < turns; ++turn) {
+      if (warp == turn) {
+        const u32 start = is_there ? starts[expert] : 0;
+        __syncwarp();
+        if (is_there) {
+          if (before_it == 0) {
+            starts[expert] = start + __popc(same);
+          }
+          rows[start + before_it] = p / chosen;
+          places[p] = start + before_it;
+        }
+      }
+      __syncthreads();
+    }
   }
 }
 

@@ -73,6 +73,44 @@ extern "C" __global__ void __launch_bounds__(256) rms_norm(
   }
 }
 
+// The same for many short rows of up to 512: a warp a row.
+extern "C" __global__ void __launch_bounds__(256) rms_norm_short(const u32* x, const u32* w, u32* out, int rows, int width, float eps) {
+  constexpr int kHeld = 8;
+  let_next_start();
+  wait_for_inputs();
+  const int pairs = width / 2, lane = threadIdx.x & 31, row = blockIdx.x * 8 + (threadIdx.x >> 5);
+  if (row >= rows) {
+    return;
+  }
+  const size_t first = static_cast<size_t>(row) * pairs;
+  u32 held[kHeld];
+  float sum = 0.0f;
+#pragma unroll
+  for (int i = 0; i < kHeld; ++i) {
+    int at = i * 32 + lane;
+    held[i] = at < pairs ? x[first + at] : 0;
+    float a = low_float(held[i]), b = high_float(held[i]);
+    sum += a * a + b * b;
+  }
+#pragma unroll
+  for (int step = 16; step > 0; step /= 2) {
+    sum += __shfl_xor_sync(0xFFFFFFFFu, sum, step);
+  }
+  const float factor = rsqrtf(sum / width + eps);
+#pragma unroll
+  for (int i = 0; i < kHeld; ++i) {
+    int at = i * 32 + lane;
+    if (at < pairs) {
+      float a = low_float(held[i]) * factor, b = high_float(held[i]) * factor;
+      if (w != nullptr) {
+        a *= low_float(w[at]);
+        b *= high_float(w[at]);
+      }
+      out[first + at] = pack(a, b);
+    }
+  }
+}
+
 __device__ __forceinline__ void rotate(
     const u16* from, u16* to, u16* also, int at, int width, int dims, float frequency, int interleaved, int inverse, float position) {
   const int half = dims / 2;

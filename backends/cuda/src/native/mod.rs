@@ -1,7 +1,7 @@
 //! Our kernels in place of MLX's, slot by slot.
 //!
 //! A node of MLX's graph costs the host some 8 microseconds; a launch costs two. So these slots submit at once to MLX's own
-//! stream, into memory of our own pool, and give arrays that are ready in stream order (docs/adr/0012). Whatever a kernel does not
+//! stream, into memory of our own pool, and give arrays that are ready in stream order (docs/adr/0010). Whatever a kernel does not
 //! take (other dtypes, strided inputs, odd forms) goes to the slot it replaced, with the same result.
 
 mod attention;

@@ -106,9 +106,15 @@ impl Stream {
     pub(super) fn of(w: &Weight, rows: usize, is_f16: bool, tiles: usize, processors: u32) -> Self {
         /// Blocks with one piece a warp that find room on a multiprocessor.
         const ONCE_EACH: usize = 4;
-        // A block for every tile and a piece for every warp: so little memory that the next product finds room beside it.
+        /// Shared memory of a multiprocessor, and what each block takes of it besides its own.
+        const PROCESSOR_BYTES: u32 = 228 << 10;
+        const BLOCK_BYTES: u32 = 1 << 10;
+        // A block for every tile and a piece for every warp: so little memory that the next product finds room beside it. All
+        // of them at once, since a second round would begin with nothing fetched.
+        let once_bytes = Self::shared_bytes(w, rows, is_f16, 1) + BLOCK_BYTES;
+        let at_once = ((PROCESSOR_BYTES / once_bytes) as usize).min(ONCE_EACH);
         let is_once =
-            w.columns / Self::piece(w) <= STREAM_WARPS && tiles <= ONCE_EACH * processors as usize;
+            w.columns / Self::piece(w) <= STREAM_WARPS && tiles <= at_once * processors as usize;
         let stages = if is_once { 1 } else { Self::most_stages(w) };
         let shared_bytes = Self::shared_bytes(w, rows, is_f16, stages);
         let each = match (is_once, shared_bytes <= HALF_SHARED_BYTES) {

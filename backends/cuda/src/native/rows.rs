@@ -11,6 +11,10 @@ use super::{State, is_half, is_plain, slot, small};
 use crate::driver::{Arguments, Shape};
 use crate::kernels::Text;
 
+/// Elements of rows, and how many of them there are, that a warp norms better than a block: those of heads.
+const SHORT_ROW: i32 = 512;
+const MANY_ROWS: usize = 8;
+
 pub(super) fn install(table: &mut BackendOps) {
     table.rms_norm = rms_norm;
     table.rope = rope;
@@ -63,6 +67,20 @@ pub(super) fn norm(
         Some(sum) => (sum.a, sum.b, sum.out),
         None => (view.data as usize, 0, 0),
     };
+    if sum.is_none() && columns <= SHORT_ROW && rows >= MANY_ROWS {
+        let arguments = Arguments::new()
+            .wide(first)
+            .wide(weight)
+            .wide(out)
+            .int(rows as i32)
+            .int(columns)
+            .float(eps);
+        let shape = Shape::line(rows.div_ceil(8) as u32, 256);
+        let text = Text::Rows;
+        // SAFETY: a warp a row of `width` elements; the weight is as long or null.
+        unsafe { state.launch(text, view.dtype, "rms_norm_short", &shape, 0, arguments) }?;
+        return Ok(Some(t));
+    }
     let arguments = Arguments::new()
         .wide(first)
         .wide(added)
