@@ -34,6 +34,10 @@ pub(crate) unsafe fn expand<S: Simd>(from: *const u8, bits: usize, out: &mut [u8
 /// How codes of a width come out of 64-bit lanes: eight codes are `bits` bytes, a permutation brings them
 /// into a lane, and one instruction shifts every byte of a lane to its code.
 #[derive(Debug, Clone, Copy)]
+#[cfg_attr(
+    not(target_arch = "x86_64"),
+    allow(dead_code, reason = "other processors have no such instruction")
+)]
 pub struct Unpacker {
     pub(crate) bits: usize,
     pub(crate) places: [u8; 64],
@@ -45,6 +49,10 @@ pub struct Unpacker {
     pub(crate) ones: u8,
 }
 
+#[cfg_attr(
+    not(target_arch = "x86_64"),
+    allow(dead_code, reason = "other processors have no such instruction")
+)]
 impl Unpacker {
     /// For codes of up to 8 bits.
     fn new(bits: usize) -> Self {

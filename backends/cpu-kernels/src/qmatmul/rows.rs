@@ -41,6 +41,10 @@ pub(crate) struct Rows<'a, K, const R: usize> {
     /// Whether a row of four scales or more lies behind these.
     pub(crate) has_next: bool,
     /// For codes that are neither nibbles nor bytes and come out of their packed form in registers.
+    #[cfg_attr(
+        not(target_arch = "x86_64"),
+        allow(dead_code, reason = "other processors have none")
+    )]
     pub(crate) unpacker: Option<&'a Unpacker>,
 }
 
