@@ -1,13 +1,14 @@
 //! Sockets: binding, and accepting within a bound.
 
 use std::io;
+use std::net::SocketAddr;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
 use rustix::process::{Resource, getrlimit};
-use tokio::net::{TcpListener, UnixListener};
+use tokio::net::{TcpListener, TcpSocket, UnixListener, lookup_host};
 use tokio::sync::mpsc;
 
 use super::connection::{Way, asked, serve};
@@ -15,8 +16,15 @@ use super::crowd::{Crowd, Member};
 use super::options::Bind;
 use super::socket::Socket;
 
-/// For a connection to end, after an error of the system, such as too many open files, or while all are being answered.
+/// For a connection to end after an error of the system, such as too many open files.
 const PAUSE: Duration = Duration::from_millis(20);
+
+/// For those that have just come to say something, where there are too many.
+const MOMENT: Duration = Duration::from_millis(5);
+
+/// Connections that wait for being accepted. Where there is no room for one its client tries again after a second, then
+/// two, then four; the system may allow fewer.
+const BACKLOG: u32 = 4096;
 
 /// Files that are not connections: plugins, weights while they are loaded, the prefix cache on its disk.
 const OTHER_FILES: u64 = 64;
@@ -63,9 +71,10 @@ impl Listener {
     /// Binds.
     pub async fn bind(bind: &Bind) -> io::Result<Self> {
         match bind {
-            Bind::Tcp { host, port } => Ok(Self::Tcp(
-                TcpListener::bind((host.trim_matches(['[', ']']), *port)).await?,
-            )),
+            Bind::Tcp { host, port } => {
+                let host = host.trim_matches(['[', ']']);
+                Ok(Self::Tcp(bind_tcp(host, *port).await?))
+            }
             Bind::Unix(path) => {
                 remove_stale(path).await?;
                 let listener = UnixListener::bind(path)?;
@@ -82,6 +91,29 @@ impl Listener {
             Self::Unix(_, file) => Ok(format!("unix:{}", file.path.display())),
         }
     }
+}
+
+/// Binds the first address of a name that can be had.
+async fn bind_tcp(host: &str, port: u16) -> io::Result<TcpListener> {
+    let mut outcome = Err(io::ErrorKind::AddrNotAvailable.into());
+    for address in lookup_host((host, port)).await? {
+        outcome = listen_on(address);
+        if outcome.is_ok() {
+            break;
+        }
+    }
+    outcome
+}
+
+fn listen_on(address: SocketAddr) -> io::Result<TcpListener> {
+    let socket = match address {
+        SocketAddr::V4(_) => TcpSocket::new_v4()?,
+        SocketAddr::V6(_) => TcpSocket::new_v6()?,
+    };
+    // A server that ended a moment ago is no reason not to start.
+    socket.set_reuseaddr(true)?;
+    socket.bind(address)?;
+    socket.listen(BACKLOG)
 }
 
 /// Removes the file of a server that has ended; one that answers is left alone, and so is what is no socket.
@@ -164,7 +196,7 @@ async fn enter(crowd: &Arc<Crowd>) -> Member {
         if let Some(member) = crowd.enter() {
             return member;
         }
-        tokio::time::sleep(PAUSE).await;
+        tokio::time::sleep(MOMENT).await;
     }
 }
 
