@@ -111,7 +111,7 @@ fn arch_lists_what_the_plugins_can_run_in_the_established_form() {
           "task": "text-generation",
           "abi": {
             "major": 1,
-            "minor": 3
+            "minor": 4
           },
           "plugin": {
             "name": "mock",

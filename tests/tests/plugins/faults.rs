@@ -57,7 +57,7 @@ fn handshakes_that_fail() {
     insta::assert_snapshot!(refusal("garbage_metadata"), @"open bad_metadata: metadata record 1: EOF while parsing a value at column 10");
     insta::assert_snapshot!(refusal("panic_open"), @"open panicked: refused to open: panicked: open was told to panic (at tests/plugins/faulty/src/lib.rs:LINE)");
     insta::assert_snapshot!(refusal("error_open"), @"open open_failed: refused to open: no licence for mlxcel 0.1.0");
-    insta::assert_snapshot!(refusal("hello_minor"), @"open hello_mismatch: its file says kind 1 at ABI minor 4 needing 0, its open says kind 1 at 10 needing 0: rebuild it");
+    insta::assert_snapshot!(refusal("hello_minor"), @"open hello_mismatch: its file says kind 1 at ABI minor 4 needing 0, its open says kind 1 at 11 needing 0: rebuild it");
     insta::assert_snapshot!(refusal("hello_needs"), @"open abi_mismatch: plugin needs ABI 1.900, this host has 1.4: update mlxcel");
     insta::assert_snapshot!(refusal("hello_kind"), @"open hello_mismatch: its file says kind 1 at ABI minor 4 needing 0, its open says kind 2 at 4 needing 0: rebuild it");
     insta::assert_snapshot!(refusal("null_table"), @"open bad_table: FamilyTable is null or misaligned");

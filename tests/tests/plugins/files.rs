@@ -137,7 +137,7 @@ fn another_abi() {
     insta::assert_snapshot!(patched(r#""abi":[1,4]"#, r#""abi":[2,0]"#), @"abi_mismatch: plugin uses ABI major 2, this host has 1: update mlxcel");
     insta::assert_snapshot!(patched(r#""abi":[1,4]"#, r#""abi":[0,9]"#), @"abi_mismatch: plugin uses ABI major 0, this host has 1: update the plugin");
     insta::assert_snapshot!(patched(r#""abi":[1,4],"needs_minor":0"#, r#""abi":[1,9],"needs_minor":9"#), @"abi_mismatch: plugin needs ABI 1.9, this host has 1.4: update mlxcel");
-    insta::assert_snapshot!(patched(r#""needs_minor":0"#, r#""needs_minor":5"#), @"abi_mismatch: plugin says it needs ABI minor 5 but was built at 3: rebuild it with a current mlxcel-sdk");
+    insta::assert_snapshot!(patched(r#""needs_minor":0"#, r#""needs_minor":5"#), @"abi_mismatch: plugin says it needs ABI minor 5 but was built at 4: rebuild it with a current mlxcel-sdk");
 }
 
 #[test]
