@@ -26,6 +26,8 @@ pub(crate) const TILE_BYTES: usize = 200 << 10;
 pub(crate) const PREFILL_ROWS: usize = 128;
 pub(crate) const PREFILL_KEYS: usize = 128;
 pub(crate) const PREFILL_STAGES: usize = 2;
+/// Units of keys that a warp of `decode` has under way.
+pub(crate) const DECODE_STAGES: u32 = 2;
 
 /// One text, which gives several kernels.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -81,6 +83,13 @@ pub(crate) enum Text {
         /// Query heads that a block of `decode_rows` has.
         group: u32,
     },
+    /// Rotation, append and attention of rows that are alone in their sequences, by clusters of blocks.
+    Decode {
+        /// Features of a head.
+        width: u32,
+        /// Query heads that a block has.
+        group: u32,
+    },
     /// Attention of many query rows, through the copy engine and by groups of warps.
     Prefill {
         /// Features of a head.
@@ -99,6 +108,7 @@ impl Text {
             Self::Rows => &[include_str!("kernels/rows.cu")],
             Self::Sample { .. } => &[include_str!("kernels/sample.cu")],
             Self::Attention { .. } => &[include_str!("kernels/attention.cu")],
+            Self::Decode { .. } => &[include_str!("kernels/decode.cu")],
             Self::Prefill { .. } => &[
                 include_str!("kernels/attention.cu"),
                 ENGINE,
@@ -157,6 +167,11 @@ impl Text {
                 defines.push(format!("PREFILL_TEAMS={}", PREFILL_ROWS / 64));
                 defines.push(format!("PREFILL_KEYS={PREFILL_KEYS}"));
                 defines.push(format!("PREFILL_STAGES={PREFILL_STAGES}"));
+            }
+            Self::Decode { width, group } => {
+                defines.push(format!("HEAD_WIDTH={width}"));
+                defines.push(format!("GROUP_HEADS={group}"));
+                defines.push(format!("DECODE_STAGES={DECODE_STAGES}"));
             }
             Self::Attention { width, group } => {
                 defines.push(format!("HEAD_WIDTH={width}"));
@@ -247,9 +262,12 @@ mod tests {
         texts
     }
 
-    /// Those for generations with a copy engine.
+    /// Those for generations with a copy engine and clusters.
     fn newer_texts() -> Vec<Text> {
         let mut texts: Vec<Text> = [64, 128].map(|width| Text::Prefill { width }).into();
+        texts.extend(
+            [(64, 3), (128, 1), (128, 4)].map(|(width, group)| Text::Decode { width, group }),
+        );
         for (bits, group_size) in [(4, 64), (4, 128), (8, 64), (16, 64)] {
             texts.push(Text::Streamed {
                 bits,

@@ -4,7 +4,7 @@
     python3 kernels.py [NAME=]FOLDER[,-DKEY=VALUE...][,KEY=VALUE...] ... [--only WORD,...] [--skip WORD,...]
 
 FOLDER holds the kernels' texts (backends/cuda/src/kernels). Several are compared: the same folder with other defines, or other
-folders. KEY=VALUE changes how kernels are launched: `ahead`, `cluster`, `clusters` (decode); `once` (streamed).
+folders. KEY=VALUE changes how kernels are launched: `cluster`, `clusters` (decode); `once` (streamed).
 
 Kernels are compiled, described and launched as the backend does it, early starts included. Every result is compared with one in
 float64 (products) or float32 (attention) on fresh random inputs, after NaN was written to where it goes: `error` is
@@ -408,7 +408,7 @@ class Attention:
         record = struct.pack("14Q10i3fi", self.q.data_ptr(), self.k.data_ptr(), self.v.data_ptr(), keys, values, self.rows.data_ptr(),
                              self.positions.data_ptr(), self.page_table.data_ptr(), self.slots.data_ptr(), self.table.data_ptr(), 0,
                              self.out.data_ptr(), self.parts.data_ptr(), self.counters.data_ptr(), self.heads, self.kv_heads, PAGE_SHIFT,
-                             self.table_width, self.pages, 0, self.width, 0, 0, variant.options.get("ahead", 1),
+                             self.table_width, self.pages, 0, self.width, 0, 0, self.sequences,
                              1 / math.sqrt(self.width), 0.0, 1.0, 0)
         stages = next((int(d.split("=")[1]) for d in variant.defines if d.startswith("DECODE_STAGES")), 2)
         shared = 8 * stages * 2 * 4 * 512

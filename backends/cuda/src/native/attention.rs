@@ -9,6 +9,7 @@ use mlxcel_abi::{DType, ErrorObj, Result, Status, Tensor};
 use mlxcel_backend_mlx::native::View;
 use mlxcel_backend_mlx::stream::Device;
 
+use super::decode::{self, Decode};
 use super::pending::{Append, Turn};
 use super::{COUNTERS, Outcome, State, attempt, is_half, is_plain, small};
 use crate::driver::{Arguments, Element, Shape, TensorMap, Tiling};
@@ -110,6 +111,8 @@ struct Sizes {
     width: u32,
     page_size: i32,
     pages: i32,
+    /// Rows of the page table, and its columns.
+    sequences: i32,
     table_width: i32,
 }
 
@@ -133,7 +136,7 @@ fn sizes(
         _ => None,
     };
     let ([rows, heads, width], [k_rows, kv_heads, k_width]) = (split(q)?, split(k)?);
-    let &[_, table_width] = page_table.shape() else {
+    let &[sequences, table_width] = page_table.shape() else {
         return None;
     };
     let fits = k_rows == rows
@@ -158,6 +161,7 @@ fn sizes(
         width: width as u32,
         page_size: small(page_size)?,
         pages: small(pages)?,
+        sequences: small(sequences)?,
         table_width: small(table_width)?,
     })
 }
@@ -249,7 +253,13 @@ pub(super) unsafe fn attend(
         },
     };
     let (t, out) = state.output(&device, q.dtype, q.shape())?;
-    let mut queries = (q.data as usize, 0, 0);
+    let per_key = (sizes.heads / sizes.kv_heads) as u32;
+    let group = GROUPS
+        .into_iter()
+        .find(|g| per_key.is_multiple_of(*g) && (sizes.width < 256 || *g <= 4))
+        .unwrap_or(1);
+    let blocks = sizes.heads as usize / group as usize;
+    let keys = (sizes.table_width * sizes.page_size) as usize;
     let to = Append {
         q: q.data as usize,
         k: k.data as usize,
@@ -259,6 +269,45 @@ pub(super) unsafe fn attend(
         slots: slots.data as usize,
         pool_rows: sizes.pages * sizes.page_size,
     };
+    // SAFETY: forwarded to the caller.
+    let is_decode = rotate.is_some()
+        && decode::can_turn(rotation.as_ref())
+        && unsafe { decode::has_one_row_each(args, sizes.rows) };
+    let division = is_decode
+        .then(|| state.division((sizes.width, group), blocks * sizes.rows as usize, keys))
+        .flatten();
+    if let Some(division) = division {
+        state.flush(&device)?;
+        state.submit_decode(&Decode {
+            division,
+            append: to,
+            turn: rotation,
+            row_sequences: sequences.data as usize,
+            positions: positions.data as usize,
+            page_table: page_table.data as usize,
+            sinks,
+            out,
+            rows: sizes.rows,
+            heads: sizes.heads,
+            kv_heads: sizes.kv_heads,
+            width: sizes.width,
+            group,
+            page_shift: sizes.page_size.trailing_zeros(),
+            table_width: sizes.table_width,
+            pages: sizes.pages,
+            window: args.window as i32,
+            sequences: sizes.sequences,
+            scale: args.scale,
+            softcap: args.softcap,
+            dtype: q.dtype,
+        })?;
+        return Ok(Some([
+            t,
+            device.retain(args.k_pool)?,
+            device.retain(args.v_pool)?,
+        ]));
+    }
+    let mut queries = (q.data as usize, 0, 0);
     let appended = match rotation {
         None => state.rotate_and_append(&device, &to)?,
         Some(turn) => {
@@ -277,11 +326,6 @@ pub(super) unsafe fn attend(
     }
     // SAFETY: forwarded to the caller.
     let (has_alone, has_more) = unsafe { shape_of_step(args) };
-    let per_key = (sizes.heads / sizes.kv_heads) as u32;
-    let group = GROUPS
-        .into_iter()
-        .find(|g| per_key.is_multiple_of(*g) && (sizes.width < 256 || *g <= 4))
-        .unwrap_or(1);
     let text = Text::Attention {
         width: sizes.width,
         group,
@@ -311,9 +355,7 @@ pub(super) unsafe fn attend(
             .int(i32::from(prefills))
     };
     if has_alone || !prefills {
-        let blocks = sizes.heads as usize / group as usize;
         let count = blocks * sizes.rows as usize;
-        let keys = (sizes.table_width * sizes.page_size) as usize;
         let splits = splits(count, keys, state.processors as usize);
         let parts = if splits > 1 {
             let of_row = sizes.heads as usize * splits * (sizes.width as usize + 2);

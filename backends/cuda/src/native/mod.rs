@@ -5,6 +5,7 @@
 //! take (other dtypes, strided inputs, odd forms) goes to the slot it replaced, with the same result.
 
 mod attention;
+mod decode;
 mod fused;
 mod maps;
 mod mixture;
