@@ -2,12 +2,10 @@
 //!
 //! Every dialect takes what it knows; [`Fields::finish`] refuses what is left. A null counts as absent.
 
-use std::fmt;
-
-use serde::de::{Deserialize, Deserializer, MapAccess, SeqAccess, Visitor};
 use serde_json::{Map, Value};
 
 use super::error::{ApiError, Kind};
+use super::json::{self, Parsed};
 
 /// How whole numbers are asked for; more may follow.
 const WHOLE: &str = "a whole number";
@@ -25,17 +23,17 @@ pub struct Fields {
 impl Fields {
     /// Reads a body, which has to be an object.
     pub fn parse(body: &[u8]) -> Result<Self, ApiError> {
-        match serde_json::from_slice(body) {
-            Ok(Once::Object(map)) => Ok(Self::of(map, "")),
-            Ok(Once::Twice(name)) => Err(ApiError::field(
+        let Parsed { value, twice } = json::parse(body)
+            .map_err(|error| ApiError::invalid(format!("the body is not valid JSON: {error}")))?;
+        match (value, twice) {
+            (Value::Object(map), None) => Ok(Self::of(map, "")),
+            (Value::Object(_), Some(name)) => Err(ApiError::field(
                 &name,
                 format!("the body has {name:?} twice, expected it once"),
             )),
-            Ok(Once::Other(kind)) => Err(ApiError::invalid(format!(
-                "the body is {kind}, expected a JSON object"
-            ))),
-            Err(error) => Err(ApiError::invalid(format!(
-                "the body is not valid JSON: {error}"
+            (other, _) => Err(ApiError::invalid(format!(
+                "the body is {}, expected a JSON object",
+                kind(&other)
             ))),
         }
     }
@@ -211,71 +209,6 @@ impl Fields {
     }
 }
 
-/// An object without a name that comes twice, of which only one value could be honoured; or what it is instead.
-enum Once {
-    Object(Map<String, Value>),
-    Twice(String),
-    Other(&'static str),
-}
-
-impl<'de> Deserialize<'de> for Once {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_any(OnceVisitor)
-    }
-}
-
-struct OnceVisitor;
-
-impl<'de> Visitor<'de> for OnceVisitor {
-    type Value = Once;
-
-    fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        formatter.write_str("a JSON object")
-    }
-
-    fn visit_map<A: MapAccess<'de>>(self, mut access: A) -> Result<Once, A::Error> {
-        let mut map = Map::new();
-        let mut twice = None;
-        while let Some((name, value)) = access.next_entry::<String, Value>()? {
-            if map.contains_key(&name) {
-                twice = Some(name);
-            } else {
-                map.insert(name, value);
-            }
-        }
-        Ok(twice.map_or(Once::Object(map), Once::Twice))
-    }
-
-    fn visit_seq<A: SeqAccess<'de>>(self, mut access: A) -> Result<Once, A::Error> {
-        while access.next_element::<Value>()?.is_some() {}
-        Ok(Once::Other(kind(&Value::Array(Vec::new()))))
-    }
-
-    fn visit_bool<E>(self, _value: bool) -> Result<Once, E> {
-        Ok(Once::Other(kind(&Value::Bool(true))))
-    }
-
-    fn visit_i64<E>(self, _value: i64) -> Result<Once, E> {
-        Ok(Once::Other(kind(&Value::from(0))))
-    }
-
-    fn visit_u64<E>(self, _value: u64) -> Result<Once, E> {
-        Ok(Once::Other(kind(&Value::from(0))))
-    }
-
-    fn visit_f64<E>(self, _value: f64) -> Result<Once, E> {
-        Ok(Once::Other(kind(&Value::from(0))))
-    }
-
-    fn visit_str<E>(self, _value: &str) -> Result<Once, E> {
-        Ok(Once::Other(kind(&Value::from(""))))
-    }
-
-    fn visit_unit<E>(self) -> Result<Once, E> {
-        Ok(Once::Other(kind(&Value::Null)))
-    }
-}
-
 /// A whole number, also where it is written with a point.
 pub fn whole(value: &Value) -> Option<i64> {
     value.as_i64().or_else(|| {
@@ -291,7 +224,8 @@ pub fn expected(name: impl Into<String>, wanted: &str, found: &Value) -> ApiErro
         Value::Number(number) if wanted.starts_with(WHOLE) => {
             let is_whole = number.as_f64().is_some_and(|number| number.fract() == 0.0);
             let bits = if is_whole { " of at most 63 bits" } else { "" };
-            format!("{name} is {number}, expected {wanted}{bits}")
+            let rest = wanted.strip_prefix(WHOLE).unwrap_or_default();
+            format!("{name} is {number}, expected {WHOLE}{bits}{rest}")
         }
         _ => format!("{name} is {}, expected {wanted}", kind(found)),
     };
@@ -413,6 +347,14 @@ mod tests {
         assert_eq!(
             message(r#"{"a": 1, "a": 2}"#),
             "the body has \"a\" twice, expected it once"
+        );
+        assert_eq!(
+            message(r#"{"a": [{"b": 1, "b": 2}]}"#),
+            "the body has \"a[0].b\" twice, expected it once"
+        );
+        assert_eq!(
+            message(r#"[{"b": 1, "b": 2}]"#),
+            "the body is a list, expected a JSON object"
         );
     }
 }

@@ -18,6 +18,7 @@ mod error;
 mod fields;
 mod gate;
 mod generation;
+mod json;
 mod listen;
 mod metrics;
 mod native;

@@ -41,6 +41,8 @@ fn fields_are_called_what_the_client_calls_them() {
             ("max_completion_tokens", json!(-2)),
             ("n_predict", json!(-2)),
             ("n_predict", json!("x")),
+            ("max_tokens", json!(1.5)),
+            ("max_tokens", json!(u64::MAX)),
             ("stream_options", json!({"include_usage": true})),
             ("priority", json!(101)),
             ("timeout", json!(0)),
@@ -85,10 +87,12 @@ fn fields_are_called_what_the_client_calls_them() {
     n_cmpl is 0, expected 1 to 128
     n_cmpl is 129, expected 1 to 128
     n_cmpl asks for 100 answers at a time, at most 36 are possible
-    max_tokens is -2, expected a whole number above 0
-    max_completion_tokens is -2, expected a whole number above 0
-    n_predict is -2, expected a whole number above 0
-    n_predict is a text, expected a whole number above 0
+    max_tokens is -2, expected a whole number above 0, or -1 for no limit
+    max_completion_tokens is -2, expected a whole number above 0, or -1 for no limit
+    n_predict is -2, expected a whole number above 0, or -1 for no limit
+    n_predict is a text, expected a whole number above 0, or -1 for no limit
+    max_tokens is 1.5, expected a whole number above 0, or -1 for no limit
+    max_tokens is 18446744073709551615, expected a whole number of at most 63 bits above 0, or -1 for no limit
     stream_options is given and stream is not true
     priority is 101, expected -100 to 100
     timeout is 0, expected seconds above 0 and up to this server's 600
@@ -126,13 +130,87 @@ fn members_are_called_by_their_place() {
         let text = error["message"].as_str().expect("a message");
         assert!(text.contains(param), "{text}");
     }
-    // Two values of one name: one of them would have no effect.
-    let twice = server.post_bytes(
-        "/v1/completions",
-        br#"{"prompt": "a", "top_k": 1, "top_k": 2}"#,
-    );
+    for (extra, param) in [
+        (
+            json!({"content": [{"type": "text", "text": "a", "foo": 1}]}),
+            "messages[0].content[0].foo",
+        ),
+        (json!({"content": "a", "foo": 1}), "messages[0].foo"),
+        (json!({"content": "a", "name": 1}), "messages[0].name"),
+        (
+            json!({"content": "a", "tool_calls": {}}),
+            "messages[0].tool_calls",
+        ),
+        (
+            json!({"content": "a", "tool_call_id": 1}),
+            "messages[0].tool_call_id",
+        ),
+    ] {
+        let mut message = extra.clone();
+        message["role"] = json!("user");
+        let answer = server.post("/v1/chat/completions", &json!({"messages": [message]}));
+        let error = answer.json()["error"].clone();
+        assert_eq!((answer.status, &error["param"]), (400, &json!(param)));
+        let text = error["message"].as_str().expect("a message");
+        assert!(text.contains(param), "{text}");
+    }
+}
+
+/// Two values of one name: one of them would have no effect.
+#[test]
+fn names_come_once_at_every_depth() {
+    let server = Server::scripted(&json!({}), &["--ctx-size", "64"]);
+    let chat = |rest: &str| {
+        format!(r#"{{"stream": true, "messages": [{{"role": "user", "content": "a"}}], {rest}}}"#)
+    };
+    let said = |message: &str| format!(r#"{{"messages": [{{"role": "user", {message}}}]}}"#);
+    for (path, body, place) in [
+        (
+            "/v1/completions",
+            r#"{"prompt": "a", "top_k": 1, "top_k": 2}"#.to_owned(),
+            "top_k",
+        ),
+        (
+            "/v1/completions",
+            r#"{"prompt": "a", "logit_bias": {"5": 1, "5": 2}}"#.to_owned(),
+            "logit_bias.5",
+        ),
+        (
+            "/v1/chat/completions",
+            chat(r#""stream_options": {"include_usage": true, "include_usage": false}"#),
+            "stream_options.include_usage",
+        ),
+        (
+            "/v1/chat/completions",
+            chat(r#""chat_template_kwargs": {"a": {"b": 1, "b": 2}}"#),
+            "chat_template_kwargs.a.b",
+        ),
+        (
+            "/v1/chat/completions",
+            said(r#""content": "x", "content": "y""#),
+            "messages[0].content",
+        ),
+        (
+            "/v1/chat/completions",
+            said(r#""content": [{"type": "text", "text": "x", "text": "y"}]"#),
+            "messages[0].content[0].text",
+        ),
+    ] {
+        let answer = server.post_bytes(path, body.as_bytes());
+        let error = &answer.json()["error"];
+        assert_eq!((answer.status, &error["param"]), (400, &json!(place)));
+        assert_eq!(
+            error["message"],
+            format!("the body has {place:?} twice, expected it once")
+        );
+    }
+    let native = server.post_bytes("/tokenize", br#"{"content": "a", "content": "b"}"#);
+    let message = native.json()["error"]["message"].clone();
     assert_eq!(
-        (twice.status, &twice.json()["error"]["param"]),
-        (400, &json!("top_k"))
+        (native.status, message),
+        (
+            400,
+            json!("the body has \"content\" twice, expected it once")
+        )
     );
 }

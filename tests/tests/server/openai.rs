@@ -487,7 +487,7 @@ fn fields_are_honoured_or_refused_by_name() {
     }
     let accepted = json!({
         "model": "scripted", "max_tokens": 2, "user": "me", "metadata": {"a": "b"}, "store": false, "service_tier": "auto",
-        "tools": [], "tool_choice": "auto", "parallel_tool_calls": true, "response_format": {"type": "text"}, "modalities": ["text"],
+        "tools": [], "functions": [], "tool_choice": "auto", "parallel_tool_calls": true, "response_format": {"type": "text"}, "modalities": ["text"],
         "logit_bias": {}, "stop": null, "seed": 7, "presence_penalty": 0.5, "frequency_penalty": 0.5, "top_logprobs": null,
         "mirostat": 0, "mirostat_tau": 5.0, "cache_prompt": true, "id_slot": -1, "n_keep": 0, "repeat_penalty": 1.1,
         "samplers": ["penalties", "dry", "top_n_sigma", "top_k", "typ_p", "top_p", "min_p", "xtc", "temperature"],

@@ -139,7 +139,7 @@ pub fn run(args: &ServeArgs, console: &Console) -> Result<Exit, CliError> {
     ));
     server.serve(served);
     match server.run() {
-        0 => console.note("all answers were finished"),
+        0 => console.note("no answer was cut at the end"),
         1 => console.warning("1 answer was not finished in time and ended with an error"),
         cut => console.warning(format_args!(
             "{cut} answers were not finished in time and ended with an error"

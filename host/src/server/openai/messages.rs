@@ -1,6 +1,6 @@
 //! Messages of a chat request: checked, and in the form that templates expect.
 
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 
 use crate::template::ChatTemplate;
 
@@ -101,27 +101,34 @@ fn one(index: usize, message: Value, template: Option<&ChatTemplate>) -> Result<
             ));
         }
     }
-    has_a_place(&message, index, template)?;
+    for text in ["name", "tool_call_id"] {
+        match message.get(text) {
+            None | Some(Value::Null | Value::String(_)) => {}
+            Some(other) => return Err(expected(place(text), "a text", other)),
+        }
+    }
+    match message.get("tool_calls") {
+        None | Some(Value::Null) => {}
+        // None at all: a template that asks whether the member is there would be told otherwise.
+        Some(Value::Array(calls)) if calls.is_empty() => {
+            message.remove("tool_calls");
+        }
+        Some(Value::Array(_)) => has_a_place(index, template)?,
+        Some(other) => return Err(expected(place("tool_calls"), "a list", other)),
+    }
     Ok(Value::Object(message))
 }
 
-/// What a template does not mention would be lost without a word.
-fn has_a_place(
-    message: &Map<String, Value>,
-    index: usize,
-    template: Option<&ChatTemplate>,
-) -> Result<(), ApiError> {
-    let calls = message.get("tool_calls").and_then(Value::as_array);
-    if calls.is_some_and(|calls| !calls.is_empty())
-        && !template.is_some_and(|template| template.mentions("tool_calls"))
-    {
-        let name = format!("messages[{index}].tool_calls");
-        let text = format!(
-            "{name} cannot be told to this model: its chat template has no place for tool calls"
-        );
-        return Err(ApiError::unsupported(&name, text));
+/// Calls of tools that a template does not mention would be lost without a word.
+fn has_a_place(index: usize, template: Option<&ChatTemplate>) -> Result<(), ApiError> {
+    if template.is_some_and(|template| template.mentions("tool_calls")) {
+        return Ok(());
     }
-    Ok(())
+    let name = format!("messages[{index}].tool_calls");
+    let text = format!(
+        "{name} cannot be told to this model: its chat template has no place for tool calls"
+    );
+    Err(ApiError::unsupported(&name, text))
 }
 
 /// The text of a content: a text, parts of text, or nothing.
@@ -156,6 +163,14 @@ fn text_part<'a>(name: &str, part: &'a Value) -> Result<&'a str, ApiError> {
         }
         None => return Err(ApiError::field(name, format!("{name} has no type"))),
     };
+    let unknown = |(key, value): &(&String, &Value)| {
+        !value.is_null() && key.as_str() != "type" && key.as_str() != member
+    };
+    if let Some((key, _)) = part.iter().find(unknown) {
+        let name = format!("{name}.{key}");
+        let message = format!("{name} is not supported by this server");
+        return Err(ApiError::unsupported(&name, message));
+    }
     match part.get(member) {
         Some(Value::String(text)) => Ok(text),
         _ => Err(ApiError::field(
@@ -181,11 +196,12 @@ mod tests {
         let list = json!([
             {"role": "developer", "content": "be brief"},
             {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}], "name": "me"},
-            {"role": "assistant", "content": null, "refusal": null, "annotations": []},
+            {"role": "assistant", "content": null, "refusal": null, "annotations": [], "tool_calls": []},
+            {"role": "tool", "content": "7", "tool_call_id": "1"},
         ]);
         insta::assert_snapshot!(
             read(list).unwrap().to_string(),
-            @r#"[{"role":"system","content":"be brief"},{"role":"user","content":"a\nb","name":"me"},{"role":"assistant","content":null,"refusal":null}]"#
+            @r#"[{"role":"system","content":"be brief"},{"role":"user","content":"a\nb","name":"me"},{"role":"assistant","content":null,"refusal":null},{"role":"tool","content":"7","tool_call_id":"1"}]"#
         );
     }
 
@@ -212,6 +228,18 @@ mod tests {
             (
                 json!([{"role": "assistant", "tool_calls": [{"id": "1"}]}]),
                 "messages[0].tool_calls",
+            ),
+            (
+                json!([{"role": "user", "content": [{"type": "text", "text": "x", "foo": 1}]}]),
+                "messages[0].content[0].foo is not supported",
+            ),
+            (
+                json!([{"role": "user", "content": "x", "name": ["y"]}]),
+                "messages[0].name is a list, expected a text",
+            ),
+            (
+                json!([{"role": "assistant", "tool_calls": "x"}]),
+                "messages[0].tool_calls is a text, expected a list",
             ),
         ] {
             let message = read(list).unwrap_err();

@@ -78,6 +78,9 @@ pub fn include_usage(fields: &mut Fields, is_stream: bool) -> Result<bool, ApiEr
     Ok(include_usage)
 }
 
+/// What the most tokens of an answer may be.
+const TOKENS: &str = "a whole number above 0, or -1 for no limit";
+
 /// Most tokens of an answer: above zero, or -1 for no limit.
 pub fn max_tokens(
     fields: &mut Fields,
@@ -91,10 +94,10 @@ pub fn max_tokens(
         Some(-1) => Ok(None),
         Some(tokens) if tokens > 0 => Ok(usize::try_from(tokens).ok()),
         Some(tokens) => {
-            let message = format!("{name} is {tokens}, expected a whole number above 0");
+            let message = format!("{name} is {tokens}, expected {TOKENS}");
             Err(ApiError::field(name, message))
         }
-        None => Err(expected(name, "a whole number above 0", &value)),
+        None => Err(expected(name, TOKENS, &value)),
     }
 }
 
