@@ -1,31 +1,27 @@
-//! Mixtures of experts: which experts rows go to, and their gated blocks.
+//! Gated blocks of a mixture of experts.
 //!
 //! Three ways, by how many pairs of a row and an expert there are. With few, each pair is for itself, and one kernel gates and
 //! another sums. With more, pairs are put in order of experts, so that a weight is read once for up to eight of them. With many,
 //! rows are brought together and go through `tiled`, in groups of one expert. How many groups there are is known on the device
 //! alone: launches are as large as it can be, and blocks without work end at once.
 
-use core::ffi::c_void;
-
-use mlxcel_abi::fused_args::{LinearWeight, MixtureArgs, RouteArgs};
+use mlxcel_abi::fused_args::{LinearWeight, MixtureArgs};
 use mlxcel_abi::kinds::glu as glu_kind;
 use mlxcel_abi::ops::BackendOps;
-use mlxcel_abi::{DType, ErrorObj, Result, Status, Tensor};
+use mlxcel_abi::{DType, Result, Tensor};
 use mlxcel_backend_mlx::stream::Device;
 
 use super::fused::rows_of;
 use super::maps::Reader;
 use super::plan::{Tiles, divides};
 use super::products::{PLAIN_GROUP_SIZE, Weight, weight};
+use super::routing::MOST_EXPERTS;
 use super::rows::pairs as line_of_pairs;
 use super::submit::weights;
-use super::{Outcome, State, attempt, is_half, is_plain, slot, small};
+use super::{State, is_half, is_plain, slot, small};
 use crate::driver::{Arguments, Element, Shape, Tiling};
 use crate::kernels::{GROUP_ARCHITECTURE, TILE_TEAMS, Text};
 
-/// What `route` has room for: experts, and how many of them are chosen.
-const MOST_EXPERTS: i64 = 1024;
-const MOST_CHOSEN: u32 = 32;
 /// Pairs up to which each is for itself.
 const MOST_SINGLE: usize = 64;
 /// Pairs of an expert that `experts_gated` takes at a time.
@@ -39,7 +35,6 @@ const TILED_FROM: usize = 8;
 const MOST_GROUPS: usize = 65_535;
 
 pub(super) fn install(table: &mut BackendOps) {
-    table.route = route;
     table.mixture = mixture;
 }
 
@@ -47,75 +42,6 @@ slot!(mixture(args: *const MixtureArgs) |device, state| {
     // SAFETY: the slot's contract: a live argument struct.
     mixed(device, state, &unsafe { MixtureArgs::read(args) }?)
 });
-
-unsafe extern "C" fn route(
-    ctx: *mut c_void,
-    args: *const RouteArgs,
-    out: *mut [Tensor; 2],
-    err: *mut *mut ErrorObj,
-) -> Status {
-    let kernel = |device: Device<'_>, state: &mut State| {
-        // SAFETY: the slot's contract: a live argument struct.
-        let read = unsafe { RouteArgs::read(args) }?;
-        match routed(device, state, &read)? {
-            Some(made) if !out.is_null() => {
-                // SAFETY: not null, and the caller's to write.
-                unsafe { out.write(made) };
-                Ok(Outcome::Done)
-            }
-            _ => Ok(Outcome::Pass),
-        }
-    };
-    // SAFETY: the slot's contract; the fallback is a slot of the same table and context.
-    unsafe {
-        match attempt(ctx, err, false, kernel) {
-            Ok(status) => status,
-            Err(mlx) => (mlx.route)(ctx, args, out, err),
-        }
-    }
-}
-
-fn routed(device: Device<'_>, state: &mut State, args: &RouteArgs) -> Result<Option<[Tensor; 2]>> {
-    /// Rows of a block.
-    const ROWS: u32 = 8;
-    let logits = state.input(&device, args.logits)?;
-    let is_full = logits.dtype == DType::F32;
-    let &[rows, n] = logits.shape() else {
-        return Ok(None);
-    };
-    let fits = (is_full || is_half(logits.dtype))
-        && is_plain(&logits, logits.dtype.size_bytes())
-        && n <= MOST_EXPERTS
-        && (1..=MOST_CHOSEN.min(n as u32)).contains(&args.top_k)
-        && args.renormalised <= 1;
-    let (Some(count), true) = (small(rows), fits) else {
-        return Ok(None);
-    };
-    let shape = [rows, i64::from(args.top_k)];
-    let (experts, ids) = state.output(&device, DType::U32, &shape)?;
-    let (weights, shares) = state.output(&device, logits.dtype, &shape)?;
-    let arguments = Arguments::new()
-        .wide(logits.data as usize)
-        .wide(ids)
-        .wide(shares)
-        .int(count)
-        .int(n as i32)
-        .int(args.top_k as i32)
-        .int(args.renormalised as i32);
-    let launch = Shape::line((count as u32).div_ceil(ROWS), 32 * ROWS);
-    // The text for f32 has no half type in it.
-    let dtype = if is_full { DType::BF16 } else { logits.dtype };
-    let text = Text::Choice { is_full };
-    // As few values a thread as it takes.
-    let name = match n {
-        ..=128 => "route_4",
-        129..=256 => "route_8",
-        _ => "route_32",
-    };
-    // SAFETY: `rows` rows of `n` logits, and results of as many rows of `top_k`.
-    unsafe { state.launch(text, dtype, name, &launch, 0, arguments) }?;
-    Ok(Some([experts, weights]))
-}
 
 /// A stack of matrices `[E, rows, columns]`; `whole` has all of their rows.
 #[derive(Debug, Clone, Copy)]

@@ -13,6 +13,7 @@ mod movement;
 mod pending;
 mod plan;
 mod products;
+mod routing;
 mod rows;
 mod sample;
 mod submit;
@@ -147,6 +148,7 @@ fn install(table: &mut BackendOps, _settings: &mlxcel_backend_mlx::KernelSetting
     sample::install(table);
     fused::install(table);
     mixture::install(table);
+    routing::install(table);
     Ok(())
 }
 
