@@ -3,6 +3,7 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
+use mlxcel_tests::http::Connection;
 use mlxcel_tests::scripted::continuation;
 use mlxcel_tests::server::Server;
 use serde_json::json;
@@ -111,4 +112,38 @@ fn long_bodies_are_answered_and_keep_nobody_waiting() {
         .post("/detokenize", &json!({"tokens": ids}))
         .success();
     assert_eq!(spelled["content"], words);
+}
+
+/// More than the buffers between the two hold: who closes before it has read makes the client fail at writing.
+#[test]
+fn clients_that_write_all_before_they_read_learn_that_it_was_too_much() {
+    let server = Server::scripted(&json!({}), &[]);
+    let body = vec![b' '; 18_000_000];
+    let learns = |connection: &mut Connection| {
+        let answer = connection.head();
+        assert_eq!(answer.status, 413);
+        assert_eq!(answer.header("connection"), Some("close"));
+    };
+    let mut whole = Connection::open(server.address());
+    assert!(whole.send("POST", "/v1/completions", &[], &body));
+    learns(&mut whole);
+    let mut chunks = Connection::open(server.address());
+    let head =
+        "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n";
+    assert!(chunks.write(head.as_bytes()));
+    assert!(chunks.write(format!("{:x}\r\n", body.len()).as_bytes()));
+    assert!(chunks.write(&body));
+    assert!(chunks.write(b"\r\n0\r\n\r\n"));
+    learns(&mut chunks);
+    // Nothing is read of what is much too large, nor of what has not been asked for.
+    for headers in [
+        "Content-Length: 100000000\r\n",
+        "Content-Length: 18000000\r\nExpect: 100-continue\r\n",
+    ] {
+        let mut waiting = Connection::open(server.address());
+        let head = format!("POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n{headers}\r\n");
+        assert!(waiting.write(head.as_bytes()));
+        learns(&mut waiting);
+    }
+    assert_eq!(server.get("/health").status, 200);
 }
