@@ -261,12 +261,14 @@ fn of_engine(error: &EngineError) -> Exit {
             Exit::Checkpoint
         }
         E::ContextTooLong { .. }
+        | E::KvBudgetTooSmall { .. }
         | E::KvTypesDiffer { .. }
         | E::KvTypeUnsupported { .. }
         | E::KvTypeQuantised { .. }
         | E::KvTypeForModel { .. }
         | E::CannotSplit { .. }
         | E::NotWithRanks { .. } => Exit::Usage,
+        E::NoRoomForKv { .. } => Exit::Memory,
         // A family says of a configuration or a tensor that it is not what it should be.
         E::Call(call) => match call.code() {
             mlxcel_abi::status::INVALID_ARGUMENT

@@ -11,6 +11,7 @@ use crate::engine::{LoadOptions, Lookahead, Precision, RankPlan};
 use crate::plugin::{BackendChoice, DType};
 use crate::sampling::SamplingParams;
 use crate::template::TemplateSet;
+use crate::text::{StopMatcher, StopText};
 
 use super::args::{FamilyArgs, LogArgs, PluginArgs, StoreArgs};
 use super::error::CliError;
@@ -125,7 +126,7 @@ pub struct GenerationArgs {
     #[command(flatten, next_help_heading = "Sampling")]
     pub samplers: SamplerArgs,
     /// End the answer before this text; may be repeated
-    #[arg(long, value_name = "TEXT", help_heading = "Answer")]
+    #[arg(long, value_name = "TEXT", value_parser = stop, help_heading = "Answer")]
     pub stop: Vec<String>,
     /// System message
     #[arg(long, value_name = "TEXT", help_heading = "Prompt")]
@@ -226,6 +227,8 @@ impl GenerationArgs {
             (None, Some(file)) => Some(TemplateSet::from_file(file).map_err(ChatError::from)?),
             (None, None) => None,
         };
+        StopMatcher::new(self.stop.iter().cloned(), StopText::Exclude)
+            .map_err(|error| CliError::usage(format!("--stop: {error}")))?;
         Ok(ChatOptions {
             system: self.system.clone(),
             sampling: self.samplers.over(SamplingParams {
@@ -279,6 +282,13 @@ fn tokens(text: &str) -> Result<usize, String> {
     text.parse().map_err(|_| {
         "expected a number of tokens; 0 is the model's own limit, there is no -1".to_owned()
     })
+}
+
+fn stop(text: &str) -> Result<String, String> {
+    match text {
+        "" => Err("expected a text: an empty one would end every answer at once".to_owned()),
+        text => Ok(text.to_owned()),
+    }
 }
 
 fn number(text: &str) -> Result<f32, String> {

@@ -133,7 +133,7 @@ fn limit_from_environment() -> Result<Option<Budget>, CliError> {
 }
 
 /// `1500`, `12G`, `1.5GiB`: suffixes are powers of 1024.
-fn parse_bytes(text: &str) -> Option<u64> {
+pub fn parse_bytes(text: &str) -> Option<u64> {
     let text = text.trim();
     let digits = text
         .find(|c: char| !c.is_ascii_digit() && c != '.')

@@ -3,7 +3,9 @@
 use mlxcel_registry::store::Resolved;
 
 use crate::chat::{Answer, ChatSession, ModelText};
-use crate::engine::{EngineFacts, FinishReason, open_model, start_engine};
+use crate::engine::{
+    EngineFacts, FinishReason, check_options, check_room, open_model, start_engine,
+};
 
 use super::console::Console;
 use super::error::CliError;
@@ -49,6 +51,7 @@ impl Session {
         let backend = loader.select_backend(&catalogue, &args.model.backend)?;
         tracing::info!("{}", backend.summary);
         let options = args.model.load_options();
+        check_options(&opened, &backend, &options)?;
         let guard = Verdict::new(&opened, Some(&backend), Plan::of(&options))?;
         if args.model.estimate_memory {
             console.line(guard.text())?;
@@ -57,6 +60,7 @@ impl Session {
         if !args.model.force {
             guard.check()?;
         }
+        check_room(&opened, &backend, &options, guard.estimate.weights_bytes)?;
         // Before the weights, which take long: a broken tokenizer is told at once.
         let text = ModelText::of(&opened)?;
         let progress = LoadProgress::new(console);
@@ -64,6 +68,9 @@ impl Session {
         progress.finish();
         let (engine, facts) = started?;
         console.note(headline(resolved, &facts));
+        if let Some(text) = shortage(&facts) {
+            console.note(text);
+        }
         let chat = ChatSession::new(engine, &facts, text, chat_options)?;
         Ok(Prepared::Session(Box::new(Self {
             chat,
@@ -127,6 +134,20 @@ pub fn headline(resolved: &Resolved, facts: &EngineFacts) -> String {
         },
         facts.context_tokens
     )
+}
+
+/// What is said where less than the context has room.
+pub fn shortage(facts: &EngineFacts) -> Option<String> {
+    let EngineFacts {
+        kv_tokens,
+        context_tokens,
+        ..
+    } = facts;
+    (kv_tokens < context_tokens).then(|| {
+        format!(
+            "the memory for keys and values holds {kv_tokens} of the context's {context_tokens} tokens: longer conversations do not fit"
+        )
+    })
 }
 
 fn profile(answer: &Answer) -> String {

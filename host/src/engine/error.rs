@@ -64,6 +64,38 @@ pub enum EngineError {
         /// The model's.
         model_tokens: usize,
     },
+    /// A budget for keys and values without use.
+    #[error(
+        "--kv-cache-budget of {budget_bytes} bytes holds no page of {page_tokens} tokens, which takes {page_bytes}{}: give at least {least_bytes}, or auto",
+        beside(*fixed_bytes)
+    )]
+    KvBudgetTooSmall {
+        /// Asked for.
+        budget_bytes: u64,
+        /// Tokens of a page.
+        page_tokens: usize,
+        /// Bytes of a page.
+        page_bytes: u64,
+        /// Bytes that come before any page.
+        fixed_bytes: u64,
+        /// A budget that will do.
+        least_bytes: u64,
+    },
+    /// The device has nothing left for keys and values.
+    #[error(
+        "the device has {room_bytes} bytes left for keys and values beside the weights, and a page of {page_tokens} tokens takes {page_bytes}{}: free memory of the device, take a smaller quantisation, or give caches a smaller type with --cache-type-k and --cache-type-v",
+        beside(*fixed_bytes)
+    )]
+    NoRoomForKv {
+        /// What is left.
+        room_bytes: u64,
+        /// Tokens of a page.
+        page_tokens: usize,
+        /// Bytes of a page.
+        page_bytes: u64,
+        /// Bytes that come before any page.
+        fixed_bytes: u64,
+    },
     /// Keys of one type and values of another.
     #[error(
         "keys would be kept in {keys} and values in {values}: give --cache-type-k and --cache-type-v the same type"
@@ -240,6 +272,14 @@ pub enum EngineError {
         /// What is wrong.
         message: String,
     },
+}
+
+/// What recurrent states and outputs of encoders take, where there are any.
+fn beside(fixed_bytes: u64) -> String {
+    match fixed_bytes {
+        0 => String::new(),
+        bytes => format!(" beside {bytes} of the states of all answers"),
+    }
 }
 
 impl EngineError {

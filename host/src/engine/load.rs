@@ -17,7 +17,8 @@ use super::part::{Part, Settled, load_part};
 use super::prefix::PrefixLimits;
 use super::prefix_disk::{DiskOptions, DiskTier};
 use super::ranks::{Failure, RankPlan, Split};
-use super::runner::{PAGE_SIZE, Runner, cross_dtype};
+use super::room::{Shared, room};
+use super::runner::{PAGE_SIZE, Runner};
 use super::thread::EngineHandle;
 
 /// How a model is loaded.
@@ -121,12 +122,7 @@ pub fn start_engine(
     options: LoadOptions,
     progress: impl Fn(usize, usize) + Send + 'static,
 ) -> Result<(EngineHandle, EngineFacts), EngineError> {
-    if opened.desc.task != "text-generation" {
-        return Err(EngineError::WrongTask {
-            arch: opened.desc.arch,
-            task: opened.desc.task,
-        });
-    }
+    check_task(&opened.desc)?;
     let ranks = match &options.ranks {
         Some(_) => Failure::possible(),
         None => Failure::default(),
@@ -185,24 +181,23 @@ pub fn load_runner(
         None => opened.desc.clone(),
         Some(split) => split.desc.clone(),
     };
-    let shared = Shared {
-        weights: split.as_ref().map_or(1, |split| split.size()),
-        device: split.as_ref().map_or(1, |split| split.sharing()),
-    };
+    let shared = Shared::of(split.as_ref());
     let device = selected
         .report
         .devices
         .first()
         .map(|device| device.description.clone())
         .unwrap_or_default();
-    let (kv_tokens, checkpoints) = cache_sizes(
+    let room = room(
         &desc,
         selected,
         options,
         (kv_type, dtype),
-        context_tokens,
         (weights_bytes, shared),
     );
+    // What all requests together could use, within the budget.
+    let wanted = context_tokens.saturating_mul(options.limits.parallel.max(1));
+    let (kv_tokens, checkpoints) = (wanted.min(room.tokens), room.checkpoints);
     let facts = EngineFacts {
         arch: opened.decision.arch.clone(),
         family: (
@@ -314,67 +309,32 @@ fn is_asynchronous(selected: &SelectedBackend) -> bool {
     word.and_then(Value::as_bool).unwrap_or(false)
 }
 
-/// Share of the free memory that keys and values may take when nobody says otherwise; the rest is for
-/// activations and for others.
-const KV_SHARE: f64 = 0.8;
-
-/// Share of the budget that states left for later requests may take when nobody says otherwise, and
-/// most of them: they are looked through one by one.
-const CHECKPOINT_SHARE: u64 = 8;
-const MOST_CHECKPOINTS: u64 = 256;
-
-/// Among how many processes weights and the device are.
-#[derive(Clone, Copy)]
-struct Shared {
-    weights: usize,
-    device: usize,
-}
-
-/// Tokens whose keys and values may be held at a time: what all requests together could use, within
-/// the budget. Recurrent states and what encoders give come first, since a request without them cannot run;
-/// also gives how many states may be kept for later requests.
-fn cache_sizes(
-    desc: &ModelDesc,
+/// What can be said of the options before anything is read but headers, and is not a matter of memory.
+pub fn check_options(
+    opened: &OpenedModel,
     selected: &SelectedBackend,
     options: &LoadOptions,
-    (kv_type, dtype): (KvType, DType),
-    context_tokens: usize,
-    (weights_bytes, shared): (u64, Shared),
-) -> (usize, usize) {
-    let parallel = options.limits.parallel.max(1);
-    let wanted = context_tokens.saturating_mul(parallel);
-    let per_token = desc.kv_bytes_per_token(kv_type).max(1) as u64;
-    let free_bytes = selected
-        .report
-        .devices
-        .first()
-        .map_or(0, |device| device.free_bytes / shared.device as u64);
-    let left_bytes = free_bytes.saturating_sub(weights_bytes / shared.weights as u64);
-    let budget_bytes = match options.kv_budget_bytes {
-        Some(bytes) => bytes,
-        // The device does not tell: the requests' own bound is all there is.
-        None if free_bytes == 0 => u64::MAX,
-        None => (left_bytes as f64 * KV_SHARE) as u64,
-    };
-    let state_bytes = desc.state_bytes_per_sequence() as u64;
-    let most_bytes = options
-        .prefix
-        .max_bytes
-        .unwrap_or(budget_bytes / CHECKPOINT_SHARE);
-    let checkpoints = (most_bytes.checked_div(state_bytes).unwrap_or(0)).min(MOST_CHECKPOINTS);
-    // Two for every request, one that a step reads and one that it writes.
-    let states = 2 * parallel as u64 + checkpoints;
-    let cross_element_bytes = cross_dtype(kv_type, dtype).size_bytes();
-    let cross_bytes = desc.cross_bytes_per_sequence(cross_element_bytes) as u64;
-    let kv_bytes = budget_bytes
-        .saturating_sub(state_bytes.saturating_mul(states))
-        .saturating_sub(cross_bytes.saturating_mul(parallel as u64));
-    let tokens = usize::try_from(kv_bytes / per_token).unwrap_or(usize::MAX);
-    (wanted.min(tokens), checkpoints as usize)
+) -> Result<(), EngineError> {
+    check_task(&opened.desc)?;
+    context_tokens(opened.desc.context_length, options.ctx_size)?;
+    match &options.ranks {
+        None => Ok(()),
+        Some(plan) => Split::new(plan, opened, selected, options).map(|_| ()),
+    }
+}
+
+fn check_task(desc: &ModelDesc) -> Result<(), EngineError> {
+    match desc.task.as_str() {
+        "text-generation" => Ok(()),
+        task => Err(EngineError::WrongTask {
+            arch: desc.arch.clone(),
+            task: task.to_owned(),
+        }),
+    }
 }
 
 /// The context that is asked for, which must be one the model has.
-fn context_tokens(model: usize, asked: usize) -> Result<usize, EngineError> {
+pub(super) fn context_tokens(model: usize, asked: usize) -> Result<usize, EngineError> {
     match asked {
         0 => Ok(model),
         asked if asked <= model => Ok(asked),

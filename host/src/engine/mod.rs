@@ -30,6 +30,7 @@ mod prefix_disk;
 pub mod queue;
 mod ranks;
 pub mod request;
+mod room;
 pub mod runner;
 pub mod schedule;
 pub mod sequence;
@@ -46,9 +47,13 @@ pub use figures::EngineFigures;
 pub use flight::Lookahead;
 pub use forms::checkpoint_for;
 pub use kv_types::{KvType, KvTypes};
-pub use load::{EngineFacts, LoadOptions, Precision, PrefixOptions, preferred_dtype, start_engine};
+pub use load::{
+    EngineFacts, LoadOptions, Precision, PrefixOptions, check_options, preferred_dtype,
+    start_engine,
+};
 pub use prefix::{PrefixCache, PrefixLimits, PrefixStats};
 pub use prefix_disk::{DiskOptions, DiskStats};
 pub use ranks::{Failure, RANK_COMMAND, RankPlan, rank_main};
 pub use request::{CancelToken, Event, EventSink, FinishReason, GenerateRequest, GenerateStats};
+pub use room::check_room;
 pub use thread::{EngineHandle, EngineHealth, GenerateStream};

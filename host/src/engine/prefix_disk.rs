@@ -36,6 +36,14 @@ pub struct DiskOptions {
     pub max_bytes: u64,
 }
 
+impl DiskOptions {
+    /// Makes the folder, and says whether it can be read.
+    pub fn check(&self) -> io::Result<()> {
+        make_private(&self.dir)?;
+        fs::read_dir(&self.dir).map(|_| ())
+    }
+}
+
 /// Counters since the start, and what there is now.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct DiskStats {

@@ -154,6 +154,17 @@ fn a_prompt_that_does_not_fit_is_refused_with_both_numbers() {
     let done = generate(&["-p", "x", "-c", "100000", "-q"]);
     assert_eq!(done.code, Some(2), "{}", done.show());
     insta::assert_snapshot!(done.stderr, @"error: --ctx-size 100000 is beyond the model's 8192 tokens: ask for at most that");
+    // That is said before any word on memory, of which no machine would have enough.
+    for memory in ["--estimate-memory", "-q"] {
+        let home = mlxcel().with("MEMORY_LIMIT", "50M");
+        let long = run_with(
+            &home,
+            &["generate", "-m"],
+            &["-p", "x", "-c", "100000", memory],
+            "",
+        );
+        assert_eq!((long.code, &long.stderr), (Some(2), &done.stderr));
+    }
 }
 
 #[test]

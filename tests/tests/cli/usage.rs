@@ -102,6 +102,7 @@ fn values_out_of_range_are_refused_with_the_range() {
         first_line("--cache-type-v", "f17"),
         first_line("--ctx-size", "many"),
         first_line("-c", "-1"),
+        first_line("--stop", ""),
     ];
     insta::assert_snapshot!(lines.join("\n"), @r#"
     error: invalid value '-1' for '--temp <T>': expected 0 or more
@@ -123,6 +124,7 @@ fn values_out_of_range_are_refused_with_the_range() {
     error: invalid value 'f17' for '--cache-type-v <TYPE>': expected f32, f16, bf16, q8_0 or q4_0
     error: invalid value 'many' for '--ctx-size <N>': expected a number of tokens; 0 is the model's own limit, there is no -1
     error: invalid value '-1' for '--ctx-size <N>': expected a number of tokens; 0 is the model's own limit, there is no -1
+    error: invalid value '' for '--stop <TEXT>': expected a text: an empty one would end every answer at once
     "#);
 }
 

@@ -23,5 +23,6 @@ mod openai;
 mod order;
 mod ranks;
 mod real;
+mod refused_flags;
 mod sampling;
 mod several;

@@ -1,5 +1,6 @@
 //! Flags of the server: where it listens, who may ask, and its bounds.
 
+use std::net::{IpAddr, ToSocketAddrs};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -14,6 +15,7 @@ use crate::server::{
 };
 
 use super::super::error::CliError;
+use super::super::memory::parse_bytes;
 use super::super::sampling::SamplerArgs;
 
 /// Where the server is found and who may ask it.
@@ -120,7 +122,7 @@ pub struct LimitArgs {
     #[arg(long, value_name = "N", default_value_t = 512, value_parser = clap::value_parser!(u32).range(1..), help_heading = "Limits")]
     max_connections: u32,
     /// Bytes of a request's body
-    #[arg(long, value_name = "BYTES", default_value_t = 16 << 20, help_heading = "Limits")]
+    #[arg(long, value_name = "BYTES", default_value_t = 16 << 20, value_parser = body_bytes, help_heading = "Limits")]
     max_body_bytes: usize,
     /// Rows of prompts and answers in one step of the engine
     #[arg(long, value_name = "N", default_value_t = 512, value_parser = clap::value_parser!(u32).range(1..), help_heading = "Limits")]
@@ -149,7 +151,7 @@ pub struct LimitArgs {
     #[arg(long, value_name = "DIR", help_heading = "Prefix cache")]
     prefix_cache_dir: Option<PathBuf>,
     /// Most bytes in that folder
-    #[arg(long, value_name = "BYTES", default_value_t = 4 << 30, requires = "prefix_cache_dir", help_heading = "Prefix cache")]
+    #[arg(long, value_name = "BYTES", default_value_t = 4 << 30, value_parser = bytes, requires = "prefix_cache_dir", help_heading = "Prefix cache")]
     prefix_cache_dir_bytes: u64,
     /// Seconds for the headers of a request, or between two requests of a connection
     #[arg(long, value_name = "S", default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..), help_heading = "Limits")]
@@ -305,6 +307,9 @@ impl ListenArgs {
             },
         };
         let is_local = matches!(bind, Bind::Unix(_)) || is_loopback(&self.host);
+        if !is_local {
+            known(&self.host)?;
+        }
         let keys = self.keys()?;
         if keys.is_empty() && !is_local && !self.allow_keyless {
             let message = format!(
@@ -388,6 +393,20 @@ impl DefaultArgs {
     }
 }
 
+/// Refuses what is neither an address nor a name that anybody knows.
+fn known(host: &str) -> Result<(), CliError> {
+    let name = host.trim_matches(['[', ']']);
+    if name.parse::<IpAddr>().is_ok() {
+        return Ok(());
+    }
+    match (name, 0).to_socket_addrs() {
+        Ok(_) => Ok(()),
+        Err(error) => Err(CliError::usage(format!(
+            "--host {host} is no address, and no name that can be looked up ({error}): give an address of this machine such as 127.0.0.1, or 0.0.0.0 for all of them, or a path that ends in .sock"
+        ))),
+    }
+}
+
 /// `/a/b`, or nothing.
 fn prefix(text: &str) -> Result<String, CliError> {
     let path = text.trim_matches('/');
@@ -415,13 +434,24 @@ fn limit(text: &str) -> Result<i64, String> {
     }
 }
 
+/// What sizes are written like.
+const BYTES: &str = "bytes, or a number with K, M, G or T such as 12G";
+
+fn bytes(text: &str) -> Result<u64, String> {
+    parse_bytes(text).ok_or_else(|| format!("expected {BYTES}"))
+}
+
+fn body_bytes(text: &str) -> Result<usize, String> {
+    let bytes = bytes(text)?;
+    usize::try_from(bytes).map_err(|_| "more than this machine can address".to_owned())
+}
+
 fn budget(text: &str) -> Result<KvBudget, String> {
     match text {
         "auto" => Ok(KvBudget::Auto),
-        bytes => bytes
-            .parse()
+        bytes => parse_bytes(bytes)
             .map(KvBudget::Bytes)
-            .map_err(|_| "expected auto or bytes".to_owned()),
+            .ok_or_else(|| format!("expected auto, {BYTES}")),
     }
 }
 
@@ -486,6 +516,37 @@ mod tests {
     }
 
     #[test]
+    fn a_host_that_nobody_knows_is_no_question_of_keys() {
+        let refusal = options(&["--host", "no..host"]).unwrap_err();
+        assert!(
+            refusal.starts_with("--host no..host is no address") && !refusal.contains("key"),
+            "{refusal}"
+        );
+    }
+
+    #[test]
+    fn sizes_have_the_suffixes_of_the_memory_limit() {
+        let flags = |args: &[&str]| Flags::try_parse_from([&["x"], args].concat()).unwrap();
+        let limits = flags(&[
+            "--kv-cache-budget",
+            "6M",
+            "--prefix-cache-bytes",
+            "1.5GiB",
+            "--prefix-cache-dir",
+            "x",
+            "--prefix-cache-dir-bytes",
+            "2T",
+            "--max-body-bytes",
+            "3k",
+        ])
+        .limits;
+        assert_eq!(limits.kv_cache_budget, KvBudget::Bytes(6 << 20));
+        assert_eq!(limits.prefix().max_bytes, Some(3 << 29));
+        assert_eq!(limits.prefix().disk.unwrap().max_bytes, 2 << 40);
+        assert_eq!(limits.limits().body_bytes, 3072);
+    }
+
+    #[test]
     fn the_page_on_operations_names_every_flag() {
         use clap::CommandFactory;
         let page = include_str!("../../../../docs/OPERATIONS.md");
@@ -511,6 +572,8 @@ mod tests {
             ["--top-p", "nan"],
             ["--ssl-key-file", "only.pem"],
             ["--kv-cache-budget", "much"],
+            ["--kv-cache-budget", "6X"],
+            ["--max-body-bytes", "-1"],
             ["--chat-template-kwargs", "[]"],
             ["--n-predict", "0"],
         ] {

@@ -13,7 +13,8 @@ use crate::chat::{ChatError, ModelText};
 use crate::engine::batch::BatchLimits;
 use crate::engine::schedule::Budget;
 use crate::engine::{
-    EngineFacts, EngineHandle, LoadOptions, RANK_COMMAND, open_model, start_engine,
+    EngineFacts, EngineHandle, LoadOptions, RANK_COMMAND, check_options, check_room, open_model,
+    start_engine,
 };
 use crate::plugin::PROBE_COMMAND;
 use crate::server::{Defaults, Served, Server, ServerError, unix_seconds};
@@ -188,6 +189,7 @@ fn prepare(
         prefix: args.limits.prefix(),
         ..args.loading.load_options()
     };
+    check_options(&opened, &backend, &options)?;
     let guard = Verdict::new(&opened, Some(&backend), Plan::of(&options))?;
     if args.loading.estimate_memory {
         console.line(guard.text())?;
@@ -196,6 +198,7 @@ fn prepare(
     if !args.loading.force {
         guard.check()?;
     }
+    check_room(&opened, &backend, &options, guard.estimate.weights_bytes)?;
     let text = ModelText::of(&opened)?;
     let template = template(args, &text)?;
     Ok(Some(Prepared {
@@ -249,6 +252,9 @@ fn load(
     // Ready means that a token was computed, not that files were read.
     engine.score(vec![text.tokenizer.bos_id().unwrap_or(0)])?;
     console.note(super::session::headline(resolved, &facts));
+    if let Some(text) = super::session::shortage(&facts) {
+        console.note(text);
+    }
     let (id, aliases) = names(args, resolved);
     Ok(Served {
         engine,
@@ -300,9 +306,18 @@ fn file_name(path: &Path) -> Option<String> {
         .map(|name| name.to_string_lossy().into_owned())
 }
 
+fn is_port_in_use(place: &str, source: &std::io::Error) -> bool {
+    source.kind() == std::io::ErrorKind::AddrInUse && !place.ends_with(".sock")
+}
+
 fn of_server(error: ServerError) -> CliError {
     match error {
         ServerError::System { action, source } => CliError::System { action, source },
+        ServerError::Bind { place, source } if is_port_in_use(&place, &source) => {
+            CliError::usage(format!(
+                "cannot listen on {place}: {source}; give another --port, or --port 0, which takes a free one and says on stdout which"
+            ))
+        }
         error => CliError::usage(error.to_string()),
     }
 }
