@@ -60,7 +60,13 @@ impl Session {
         if !args.model.force {
             guard.check()?;
         }
-        check_room(&opened, &backend, &options, guard.estimate.weights_bytes)?;
+        check_room(
+            &opened,
+            &backend,
+            &options,
+            guard.estimate.weights_bytes,
+            args.model.force,
+        )?;
         // Before the weights, which take long: a broken tokenizer is told at once.
         let text = ModelText::of(&opened)?;
         let progress = LoadProgress::new(console);

@@ -197,7 +197,12 @@ pub fn load_runner(
     );
     // What all requests together could use, within the budget.
     let wanted = context_tokens.saturating_mul(options.limits.parallel.max(1));
-    let (kv_tokens, checkpoints) = (wanted.min(room.tokens), room.checkpoints);
+    // The pool has one page in any case.
+    let tokens = match options.kv_budget_bytes {
+        None => room.tokens.max(PAGE_SIZE),
+        Some(_) => room.tokens,
+    };
+    let (kv_tokens, checkpoints) = (wanted.min(tokens), room.checkpoints);
     let facts = EngineFacts {
         arch: opened.decision.arch.clone(),
         family: (

@@ -120,12 +120,14 @@ pub(super) fn room(
 }
 
 /// Refuses, before the weights are read, a budget in which no page has room, and a folder that cannot be one.
-/// `weights_bytes` are those that headers tell.
+/// `weights_bytes` are those that headers tell. Forced is what the device seems to have no room for; a budget that was
+/// given is never.
 pub fn check_room(
     opened: &OpenedModel,
     selected: &SelectedBackend,
     options: &LoadOptions,
     weights_bytes: u64,
+    is_forced: bool,
 ) -> Result<(), EngineError> {
     let dtype = options
         .dtype
@@ -141,7 +143,7 @@ pub fn check_room(
     let weights = (weights_bytes, Shared::of(split.as_ref()));
     let room = room(desc, selected, options, (kv_type, dtype), weights);
     let context = context_tokens(opened.desc.context_length, options.ctx_size)?;
-    check(&room, options, context)?;
+    check(&room, options, context, is_forced)?;
     match &options.prefix.disk {
         None => Ok(()),
         Some(disk) => disk.check().map_err(|source| EngineError::PrefixDir {
@@ -151,7 +153,12 @@ pub fn check_room(
     }
 }
 
-fn check(room: &Room, options: &LoadOptions, context_tokens: usize) -> Result<(), EngineError> {
+fn check(
+    room: &Room,
+    options: &LoadOptions,
+    context_tokens: usize,
+    is_forced: bool,
+) -> Result<(), EngineError> {
     let least_bytes = room.least_bytes(options.prefix.max_bytes.is_none());
     let (page_tokens, page_bytes) = (PAGE_SIZE, room.page_bytes());
     let fixed_bytes = room.fixed_bytes;
@@ -165,7 +172,7 @@ fn check(room: &Room, options: &LoadOptions, context_tokens: usize) -> Result<()
                 least_bytes,
             })
         }
-        None if room.tokens == 0 => Err(EngineError::NoRoomForKv {
+        None if room.tokens == 0 && !is_forced => Err(EngineError::NoRoomForKv {
             room_bytes: room.budget_bytes,
             page_tokens,
             page_bytes,
@@ -202,7 +209,7 @@ mod tests {
             _ => budget_bytes / CHECKPOINT_SHARE,
         };
         let room = holding(budget_bytes, fixed_bytes, checkpoint_bytes);
-        check(&room, &options, 4096).map_err(|error| error.to_string())
+        check(&room, &options, 4096, true).map_err(|error| error.to_string())
     }
 
     #[test]
@@ -219,8 +226,8 @@ mod tests {
             kv_budget_bytes: Some(900),
             ..LoadOptions::default()
         };
-        assert!(check(&holding(900, 0, 0), &options, 8).is_ok());
-        assert!(check(&holding(900, 0, 0), &options, 10).is_err());
+        assert!(check(&holding(900, 0, 0), &options, 8, true).is_ok());
+        assert!(check(&holding(900, 0, 0), &options, 10, true).is_err());
     }
 
     #[test]
@@ -232,8 +239,9 @@ mod tests {
             },
             ..LoadOptions::default()
         };
-        assert!(check(&holding(100, 0, 0), &options, 4096).is_ok());
-        let text = check(&holding(99, 0, 0), &options, 4096)
+        assert!(check(&holding(100, 0, 0), &options, 4096, false).is_ok());
+        assert!(check(&holding(99, 0, 0), &options, 4096, true).is_ok());
+        let text = check(&holding(99, 0, 0), &options, 4096, false)
             .unwrap_err()
             .to_string();
         insta::assert_snapshot!(text, @"the device has 99 bytes left for keys and values beside the weights, and a page of 32 tokens takes 3200: free memory of the device, take a smaller quantisation, or give caches a smaller type with --cache-type-k and --cache-type-v");

@@ -198,7 +198,13 @@ fn prepare(
     if !args.loading.force {
         guard.check()?;
     }
-    check_room(&opened, &backend, &options, guard.estimate.weights_bytes)?;
+    check_room(
+        &opened,
+        &backend,
+        &options,
+        guard.estimate.weights_bytes,
+        args.loading.force,
+    )?;
     let text = ModelText::of(&opened)?;
     let template = template(args, &text)?;
     Ok(Some(Prepared {
