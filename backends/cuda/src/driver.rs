@@ -2,6 +2,7 @@
 
 mod graph;
 mod launch;
+mod peer;
 
 use core::cell::Cell;
 use core::ffi::{c_char, c_int, c_uint, c_void};
@@ -11,6 +12,7 @@ use mlxcel_abi::{AbiError, Result, status};
 
 pub(crate) use graph::Graph;
 pub(crate) use launch::{Arguments, Launch, Shape};
+pub(crate) use peer::Handle;
 
 /// A stream of the driver.
 pub(crate) type Stream = *mut c_void;
@@ -88,6 +90,12 @@ driver! {
     end_executable = "cuGraphExecDestroy"(graph: Graph);
     end_captured = "cuGraphDestroy"(captured: *mut c_void);
     encode_tiled = "cuTensorMapEncodeTiled"(out: *mut c_void, element: c_uint, rank: c_uint, address: *mut c_void, dims: *const u64, strides: *const u64, tile: *const c_uint, steps: *const c_uint, interleave: c_uint, swizzle: c_uint, promotion: c_uint, fill: c_uint);
+    uuid = "cuDeviceGetUuid_v2"(out: *mut c_void, device: c_int);
+    can_access = "cuDeviceCanAccessPeer"(out: *mut c_int, device: c_int, other: c_int);
+    allocate_now = "cuMemAlloc_v2"(out: *mut usize, bytes: usize);
+    allocate_host = "cuMemHostAlloc"(out: *mut *mut c_void, bytes: usize, flags: c_uint);
+    get_handle = "cuIpcGetMemHandle"(out: *mut peer::Handle, address: usize);
+    open_handle = "cuIpcOpenMemHandle_v2"(out: *mut usize, handle: peer::Handle, flags: c_uint);
     error_name = "cuGetErrorName"(code: c_int, out: *mut *const c_char);
 }
 

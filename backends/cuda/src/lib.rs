@@ -4,6 +4,7 @@
 //! device nor a toolkit is needed to build it: the driver and the run-time compiler are opened when they are asked for, and which
 //! build of MLX it runs on is decided by the library in its package.
 
+mod collectives;
 mod compiler;
 mod driver;
 mod kernels;
@@ -18,7 +19,6 @@ use mlxcel_abi::envelope::{HostHello, PluginHello};
 use mlxcel_abi::kinds::plugin;
 use mlxcel_abi::version::ABI_MINOR;
 use mlxcel_abi::{Result, embed_plugin_record, export_plugin_root};
-use mlxcel_backend_mlx::collectives::{self, Transport};
 use mlxcel_backend_mlx::{Backend, Description, DeviceKind};
 
 /// Oldest host minor that this plugin works with.
@@ -63,5 +63,5 @@ fn hello(_host: &HostHello) -> Result<PluginHello> {
 export_plugin_root! {
     metadata: || RECORD,
     open: hello,
-    query: |name: &str| collectives::query(name, Transport::Nccl),
+    query: collectives::query,
 }

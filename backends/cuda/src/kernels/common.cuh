@@ -117,17 +117,20 @@ struct Around {
   int normed;
 };
 
-// Eight neighbouring values of x, normed: `factor` is the reciprocal of the row's root mean square.
-__device__ __forceinline__ uint4 normed_values(uint4 v, const Around& around, float factor, int at) {
+// Eight values, normed: `factor` is the reciprocal of their row's root mean square.
+__device__ __forceinline__ uint4 scaled_by(const uint4& v, const uint4& w, float factor) {
+  return make_uint4(
+      pack(low_float(v.x) * factor * low_float(w.x), high_float(v.x) * factor * high_float(w.x)),
+      pack(low_float(v.y) * factor * low_float(w.y), high_float(v.y) * factor * high_float(w.y)),
+      pack(low_float(v.z) * factor * low_float(w.z), high_float(v.z) * factor * high_float(w.z)),
+      pack(low_float(v.w) * factor * low_float(w.w), high_float(v.w) * factor * high_float(w.w)));
+}
+__device__ __forceinline__ uint4 normed_values(const uint4& v, const Around& around, float factor, int at) {
   uint4 w = make_uint4(ONE_TWICE, ONE_TWICE, ONE_TWICE, ONE_TWICE);
   if (around.normed > 1) {
     w = *reinterpret_cast<const uint4*>(around.norm + at);
   }
-  v.x = pack(low_float(v.x) * factor * low_float(w.x), high_float(v.x) * factor * high_float(w.x));
-  v.y = pack(low_float(v.y) * factor * low_float(w.y), high_float(v.y) * factor * high_float(w.y));
-  v.z = pack(low_float(v.z) * factor * low_float(w.z), high_float(v.z) * factor * high_float(w.z));
-  v.w = pack(low_float(v.w) * factor * low_float(w.w), high_float(v.w) * factor * high_float(w.w));
-  return v;
+  return scaled_by(v, w, factor);
 }
 
 __device__ __forceinline__ float sum_of_squares(const uint4& v) {

@@ -6,7 +6,7 @@
 //
 // Before it may use what the launch before wrote, a block already asks for the first keys to come to the second cache. The numbers
 // that it finds them by may not be there yet: they are kept within their arrays, out of the first cache, and read again afterwards.
-// The key of the row itself comes from its product: one block rotates it, uses it, and puts it into the pool.
+// The key of the row itself comes from its product: one block norms and rotates it, uses it, and puts it into the pool.
 
 struct Decode {
   const u16* q;
@@ -21,6 +21,9 @@ struct Decode {
   // Frequencies of the rotary embedding, or periods.
   const float* table;
   const u16* sinks;
+  // Weights of the norms of heads; null for none.
+  const u16* q_norm;
+  const u16* k_norm;
   u16* out;
   float* parts;
   u32* counters;
@@ -39,6 +42,9 @@ struct Decode {
   float scale;
   float softcap;
   float turn_scale;
+  float eps;
+  // 1: heads of queries and keys are normed before they turn.
+  int normed;
   int padding;
 };
 
@@ -92,10 +98,36 @@ __device__ __forceinline__ Turn turn_of(const Decode& step, int first, float pos
   return turn;
 }
 
-// Eight features at `from`, turned and rounded.
-__device__ __forceinline__ uint4 turned(const u16* from, const Turn& turn, int interleaved) {
+// A norm's weights for a lane's features and for those of their partners.
+struct OfNorm {
+  uint4 own, partners;
+};
+__device__ __forceinline__ OfNorm of_norm(const u16* weight, const Turn& turn, int first) {
+  const uint4 ones = make_uint4(ONE_TWICE, ONE_TWICE, ONE_TWICE, ONE_TWICE);
+  OfNorm found{ones, ones};
+  if (weight != nullptr) {
+    found.own = *reinterpret_cast<const uint4*>(weight + first);
+    found.partners = *reinterpret_cast<const uint4*>(weight + first + turn.partner);
+  }
+  return found;
+}
+
+// Eight features at `from`, normed over the head's LANES lanes if that is asked for, turned and rounded.
+template <int LANES>
+__device__ __forceinline__ uint4 turned(const u16* from, const Turn& turn, const OfNorm& norm, const Decode& step) {
+  const int interleaved = step.interleaved;
   uint4 v = *reinterpret_cast<const uint4*>(from);
   uint4 w = *reinterpret_cast<const uint4*>(from + turn.partner);
+  if (step.normed) {
+    float sum = sum_of_squares(v);
+#pragma unroll
+    for (int s = LANES / 2; s > 0; s /= 2) {
+      sum += __shfl_xor_sync(0xFFFFFFFFu, sum, s);
+    }
+    const float factor = rsqrtf(sum / (LANES * 8) + step.eps);
+    v = scaled_by(v, norm.own, factor);
+    w = scaled_by(w, norm.partners, factor);
+  }
   if (turn.turned == 0) {
     return v;
   }
@@ -273,7 +305,7 @@ __device__ __forceinline__ void decode(const Decode& step) {
   if (has_own) {
     size_t at = (static_cast<size_t>(row) * step.kv_heads + kv_head) * WIDTH + part * 8;
     if (has_slot) {
-      own_key = turned(step.k + at, turn, step.interleaved);
+      own_key = turned<kLanes>(step.k + at, turn, of_norm(step.k_norm, turn, part * 8), step);
       own_value = *reinterpret_cast<const uint4*>(step.v + at);
     } else {
       size_t place = place_of(page_of(position), position);
@@ -282,9 +314,11 @@ __device__ __forceinline__ void decode(const Decode& step) {
     }
   }
   Sums<GROUP> all;
+  const OfNorm q_norm = of_norm(step.q_norm, turn, part * 8);
 #pragma unroll
   for (int g = 0; g < GROUP; ++g) {
-    unpack(turned(step.q + (static_cast<size_t>(row) * step.heads + first_head + g) * WIDTH + part * 8, turn, step.interleaved), all.query[g]);
+    const u16* query = step.q + (static_cast<size_t>(row) * step.heads + first_head + g) * WIDTH + part * 8;
+    unpack(turned<kLanes>(query, turn, q_norm, step), all.query[g]);
     all.top[g] = -kInfinity;
     all.total[g] = 0.0f;
 #pragma unroll

@@ -111,55 +111,96 @@ extern "C" __global__ void __launch_bounds__(256) rms_norm_short(const u32* x, c
   }
 }
 
-__device__ __forceinline__ void rotate(
-    const u16* from, u16* to, u16* also, int at, int width, int dims, float frequency, int interleaved, int inverse, float position) {
-  const int half = dims / 2;
-  if (at >= half) {
-    to[half + at] = from[half + at];
-    if (also != nullptr) {
-      also[half + at] = from[half + at];
+// What happens to a head before it turns.
+struct HeadNorm {
+  // Null for a norm without a weight.
+  const u16* weight;
+  // The reciprocal of the head's root mean square.
+  float factor;
+  bool is_normed;
+  __device__ __forceinline__ float value(const u16* from, int at) const {
+    const float v = to_float(from[at]);
+    if (!is_normed) {
+      return v;
     }
+    return to_float(from_float(v * factor * (weight == nullptr ? 1.0f : to_float(weight[at]))));
+  }
+};
+
+__device__ __forceinline__ void rotate(
+    const u16* from, u16* to, u16* also, int at, int dims, float frequency, int interleaved, int inverse, float position,
+    const HeadNorm& norm) {
+  const int half = dims / 2;
+  auto put = [&](int place, float v) {
+    const u16 rounded = from_float(v);
+    to[place] = rounded;
+    if (also != nullptr) {
+      also[place] = rounded;
+    }
+  };
+  if (at >= half) {
+    put(half + at, norm.value(from, half + at));
     return;
   }
   float angle = inverse ? position / frequency : position * frequency;
   float sine, cosine;
   sincosf(angle, &sine, &cosine);
   int first = interleaved ? 2 * at : at, second = interleaved ? 2 * at + 1 : at + half;
-  float a = to_float(from[first]), b = to_float(from[second]);
-  u16 x = from_float(a * cosine - b * sine), y = from_float(a * sine + b * cosine);
-  to[first] = x;
-  to[second] = y;
-  if (also != nullptr) {
-    also[first] = x;
-    also[second] = y;
-  }
+  float a = norm.value(from, first), b = norm.value(from, second);
+  put(first, a * cosine - b * sine);
+  put(second, a * sine + b * cosine);
 }
 
-// Rotates queries and keys of a step, and puts keys and values into the pools.
+// How a head's norm is made: 0 not at all.
+struct HeadNorms {
+  const u16* q;
+  const u16* k;
+  float eps;
+  int normed;
+};
+
+// Norms and rotates queries and keys of a step, and puts keys and values into the pools. A warp a head.
 extern "C" __global__ void __launch_bounds__(256) rope_append(
     const u16* q, const u16* k, const u16* v, const int* positions, const float* table, u16* q_out, u16* k_out, u16* key_pool,
     u16* value_pool, const int* slots, int heads, int kv_heads, int width, int dims, int interleaved, int inverse, float scale,
-    int pool_rows) {
+    int pool_rows, HeadNorms norms) {
   let_next_start();
   wait_for_inputs();
   const int half = dims / 2, own = width - half, row = blockIdx.x, slot = slots[row];
-  const float position = positions[row] * scale;
-  const bool has_slot = slot >= 0 && slot < pool_rows;
-  const size_t q_row = static_cast<size_t>(row) * heads * width, k_row = static_cast<size_t>(row) * kv_heads * width;
-  const size_t pool_row = static_cast<size_t>(has_slot ? slot : 0) * kv_heads * width;
-  const int of_q = heads * own, of_k = kv_heads * own, of_v = kv_heads * width;
-  for (int i = blockIdx.y * blockDim.x + threadIdx.x; i < of_q + of_k + of_v; i += gridDim.y * blockDim.x) {
-    if (i < of_q + of_k) {
-      bool is_q = i < of_q;
-      int j = is_q ? i : i - of_q, head = j / own, at = j % own;
-      size_t place = (is_q ? q_row : k_row) + static_cast<size_t>(head) * width;
-      u16* also = is_q || !has_slot ? nullptr : key_pool + pool_row + static_cast<size_t>(head) * width;
-      rotate((is_q ? q : k) + place, (is_q ? q_out : k_out) + place, also, at, width, dims, at < half ? table[at] : 0.0f,
-             interleaved, inverse, position);
-    } else if (has_slot) {
-      int j = i - of_q - of_k;
-      value_pool[pool_row + j] = v[k_row + j];
+  const int lane = threadIdx.x & 31, item = blockIdx.y * 8 + (threadIdx.x >> 5);
+  if (item >= heads + 2 * kv_heads) {
+    return;
+  }
+  const bool has_slot = slot >= 0 && slot < pool_rows, is_q = item < heads, is_k = !is_q && item < heads + kv_heads;
+  const int head = is_q ? item : is_k ? item - heads : item - heads - kv_heads;
+  const size_t place = (static_cast<size_t>(row) * (is_q ? heads : kv_heads) + head) * width;
+  const size_t in_pool = (static_cast<size_t>(has_slot ? slot : 0) * kv_heads + head) * width;
+  if (!is_q && !is_k) {
+    if (has_slot) {
+      for (int i = lane; i < width; i += 32) {
+        value_pool[in_pool + i] = v[place + i];
+      }
     }
+    return;
+  }
+  const u16* from = (is_q ? q : k) + place;
+  HeadNorm norm{is_q ? norms.q : norms.k, 1.0f, norms.normed != 0};
+  if (norm.is_normed) {
+    float sum = 0.0f;
+    for (int i = lane; i < width; i += 32) {
+      const float f = to_float(from[i]);
+      sum += f * f;
+    }
+#pragma unroll
+    for (int step = 16; step > 0; step /= 2) {
+      sum += __shfl_xor_sync(0xFFFFFFFFu, sum, step);
+    }
+    norm.factor = rsqrtf(sum / width + norms.eps);
+  }
+  u16* also = is_q || !has_slot ? nullptr : key_pool + in_pool;
+  const float position = positions[row] * scale;
+  for (int at = lane; at < own; at += 32) {
+    rotate(from, (is_q ? q_out : k_out) + place, also, at, dims, at < half ? table[at] : 0.0f, interleaved, inverse, position, norm);
   }
 }
 
@@ -175,7 +216,7 @@ extern "C" __global__ void __launch_bounds__(256) rope(
   for (int i = blockIdx.y * blockDim.x + threadIdx.x; i < heads * own; i += gridDim.y * blockDim.x) {
     int head = i / own, at = i % own;
     size_t place = row + static_cast<size_t>(head) * width;
-    rotate(x + place, out + place, nullptr, at, width, dims, at < half ? table[at] : 0.0f, interleaved, inverse, position);
+    rotate(x + place, out + place, nullptr, at, dims, at < half ? table[at] : 0.0f, interleaved, inverse, position, HeadNorm{});
   }
 }
 

@@ -10,7 +10,7 @@ use mlxcel_backend_mlx::native::View;
 use mlxcel_backend_mlx::stream::Device;
 
 use super::decode::{self, Decode};
-use super::pending::{Append, Turn};
+use super::pending::{Append, HeadNorms, Turn};
 use super::{COUNTERS, Outcome, State, attempt, is_half, is_plain, small};
 use crate::driver::{Arguments, Element, Shape, TensorMap, Tiling};
 use crate::kernels::{GROUP_ARCHITECTURE, PREFILL_KEYS, PREFILL_ROWS, PREFILL_STAGES, Text};
@@ -76,9 +76,6 @@ unsafe extern "C" fn rotated_paged_attention(
         // SAFETY: the slot's contract: live argument structs.
         let (args, rotate) =
             unsafe { (PagedAttentionArgs::read(args)?, RotateArgs::read(rotate)?) };
-        if rotate.normed != 0 {
-            return Ok(Outcome::Pass);
-        }
         // SAFETY: the slot's contract: the boundaries are as many as it says.
         match unsafe { attend(device, state, &args, Some(&rotate)) }? {
             Some(made) => {
@@ -245,7 +242,7 @@ pub(super) unsafe fn attend(
         }
         sinks.data as usize
     };
-    let rotation = match rotate.filter(|rotate| rotate.dims > 0) {
+    let rotation = match rotate.filter(|rotate| rotate.dims > 0 || rotate.normed != 0) {
         None => None,
         Some(rotate) => match turn(&device, state, rotate, &positions, &sizes, q.dtype)? {
             None => return Ok(None),
@@ -258,7 +255,13 @@ pub(super) unsafe fn attend(
         .into_iter()
         .find(|g| per_key.is_multiple_of(*g) && (sizes.width < 256 || *g <= 4))
         .unwrap_or(1);
-    let blocks = sizes.heads as usize / group as usize;
+    let of_block = |group: u32| sizes.heads as usize / group as usize;
+    let blocks = of_block(group);
+    // The kernel for one row each has room for fewer heads; blocks that share a key head read it once more.
+    let fewer = GROUPS
+        .into_iter()
+        .find(|g| per_key.is_multiple_of(*g) && *g <= decode::MOST_HEADS)
+        .unwrap_or(1);
     let keys = (sizes.table_width * sizes.page_size) as usize;
     let to = Append {
         q: q.data as usize,
@@ -274,7 +277,10 @@ pub(super) unsafe fn attend(
         && decode::can_turn(rotation.as_ref())
         && unsafe { decode::has_one_row_each(args, sizes.rows) };
     let division = is_decode
-        .then(|| state.division((sizes.width, group), blocks * sizes.rows as usize, keys))
+        .then(|| {
+            let blocks = of_block(fewer) * sizes.rows as usize;
+            state.division((sizes.width, fewer), blocks, keys)
+        })
         .flatten();
     if let Some(division) = division {
         state.flush(&device)?;
@@ -291,7 +297,7 @@ pub(super) unsafe fn attend(
             heads: sizes.heads,
             kv_heads: sizes.kv_heads,
             width: sizes.width,
-            group,
+            group: fewer,
             page_shift: sizes.page_size.trailing_zeros(),
             table_width: sizes.table_width,
             pages: sizes.pages,
@@ -438,15 +444,20 @@ fn turn(
     sizes: &Sizes,
     dtype: DType,
 ) -> Result<Option<Turn>> {
-    let fits = rotate.normed == 0
+    let fits = rotate.normed <= 1
         && rotate.dims.is_multiple_of(2)
         && rotate.dims <= sizes.width
         && rotate.interleaved <= 1;
     if !fits {
         return Ok(None);
     }
+    let Some(norms) = head_norms(device, state, rotate, sizes, dtype)? else {
+        return Ok(None);
+    };
     let is_given = !rotate.freqs.is_none();
-    let table = if is_given {
+    let table = if rotate.dims == 0 {
+        0
+    } else if is_given {
         let freqs = state.input(device, rotate.freqs)?;
         let half = i64::from(rotate.dims / 2);
         if freqs.dtype != DType::F32 || !is_plain(&freqs, 4) || freqs.shape() != [half] {
@@ -468,7 +479,37 @@ fn turn(
         rows: sizes.rows,
         width: sizes.width as i32,
         dtype,
+        norms,
     }))
+}
+
+/// How heads are normed; none where the kernels cannot.
+fn head_norms(
+    device: &Device<'_>,
+    state: &State,
+    rotate: &RotateArgs,
+    sizes: &Sizes,
+    dtype: DType,
+) -> Result<Option<HeadNorms>> {
+    if rotate.normed == 0 {
+        return Ok(Some(HeadNorms::default()));
+    }
+    let mut found = HeadNorms {
+        eps: rotate.eps,
+        is_normed: true,
+        ..HeadNorms::default()
+    };
+    for (weight, to) in [(rotate.q_norm, &mut found.q), (rotate.k_norm, &mut found.k)] {
+        if weight.is_none() {
+            continue;
+        }
+        let view = state.input(device, weight)?;
+        if view.dtype != dtype || !is_plain(&view, 16) || view.shape() != [i64::from(sizes.width)] {
+            return Ok(None);
+        }
+        *to = view.data as usize;
+    }
+    Ok(Some(found))
 }
 
 /// Pages of keys and of values for the copy engine.

@@ -1,10 +1,10 @@
-//! A step of decoding, where every row is alone in its sequence: rotation, append and attention by one kernel.
+//! A step of decoding, where every row is alone in its sequence: norms of heads, rotation, append and attention by one kernel.
 
 use mlxcel_abi::ops_args::PagedAttentionArgs;
 use mlxcel_abi::{DType, Result};
 
 use super::State;
-use super::pending::{Append, Turn};
+use super::pending::{Append, HeadNorms, Turn};
 use crate::driver::{Arguments, Shape};
 use crate::kernels::{DECODE_STAGES, ENGINE_ARCHITECTURE, Text};
 
@@ -24,7 +24,7 @@ const MOST_CLUSTERS: usize = 8;
 const WARPS: u32 = 8;
 const STAGE_BYTES: u32 = 4096;
 /// Query heads of a block up to which two blocks find room.
-const MOST_HEADS: u32 = 4;
+pub(super) const MOST_HEADS: u32 = 4;
 
 /// Whether each of so many rows is the only one of its sequence.
 ///
@@ -137,18 +137,20 @@ impl Decode {
     }
 
     /// As the kernel's struct of that name lies in memory.
-    fn words(&self, parts: usize, counters: usize) -> [u64; 21] {
+    fn words(&self, parts: usize, counters: usize) -> [u64; 24] {
         let to = &self.append;
-        let (table, dims, interleaved, inverse, turn_scale) =
-            self.turn.map_or((0, 0, 0, 0, 1.0), |turn| {
-                (
-                    turn.table,
-                    turn.dims,
-                    turn.interleaved,
-                    turn.is_inverse,
-                    turn.scale,
-                )
-            });
+        let (table, dims, interleaved, inverse, turn_scale, norms) =
+            self.turn
+                .map_or((0, 0, 0, 0, 1.0, HeadNorms::default()), |turn| {
+                    (
+                        turn.table,
+                        turn.dims,
+                        turn.interleaved,
+                        turn.is_inverse,
+                        turn.scale,
+                        turn.norms,
+                    )
+                });
         // Two 32-bit numbers lie in one word, the first in its low half.
         let pair = |low: i32, high: i32| u64::from(low as u32) | u64::from(high as u32) << 32;
         let bits = |value: f32| value.to_bits() as i32;
@@ -164,6 +166,8 @@ impl Decode {
             to.slots as u64,
             table as u64,
             self.sinks as u64,
+            norms.q as u64,
+            norms.k as u64,
             self.out as u64,
             parts as u64,
             counters as u64,
@@ -173,7 +177,8 @@ impl Decode {
             pair(dims, interleaved),
             pair(inverse, self.sequences),
             pair(bits(self.scale), bits(self.softcap)),
-            pair(bits(turn_scale), 0),
+            pair(bits(turn_scale), bits(norms.eps)),
+            pair(i32::from(norms.is_normed), 0),
         ]
     }
 }
@@ -197,7 +202,7 @@ impl State {
             .flatten()
     }
 
-    /// Rotates queries and keys, appends keys and values, and attends.
+    /// Norms and rotates queries and keys, appends keys and values, and attends.
     pub(super) fn submit_decode(&mut self, decode: &Decode) -> Result<()> {
         let Division {
             name,
@@ -326,12 +331,18 @@ mod tests {
                 rows: 1,
                 width: 128,
                 dtype: DType::BF16,
+                norms: HeadNorms {
+                    q: 12,
+                    k: 13,
+                    eps: 0.25,
+                    is_normed: true,
+                },
             }),
             row_sequences: 6,
             positions: 7,
             page_table: 8,
             sinks: 11,
-            out: 12,
+            out: 14,
             rows: 1,
             heads: 32,
             kv_heads: 8,
@@ -346,15 +357,16 @@ mod tests {
             softcap: 0.5,
             dtype: DType::BF16,
         };
-        let words = decode.words(13, 14);
-        let addresses: Vec<u64> = (1..=14).collect();
-        assert_eq!(words[..14], addresses);
-        let numbers: Vec<u32> = (words[14..].iter())
+        let words = decode.words(15, 16);
+        let addresses: Vec<u64> = (1..=16).collect();
+        assert_eq!(words[..16], addresses);
+        let numbers: Vec<u32> = (words[16..].iter())
             .flat_map(|word| [*word as u32, (*word >> 32) as u32])
             .collect();
-        let floats = [1.0_f32, 0.5, 2.0].map(f32::to_bits);
+        let floats = [1.0_f32, 0.5, 2.0, 0.25].map(f32::to_bits);
         assert_eq!(numbers[..10], [32, 8, 5, 16, 100, 77, 128, 1, 1, 3]);
-        assert_eq!(numbers[10..], [floats[0], floats[1], floats[2], 0]);
+        assert_eq!(numbers[10..14], floats);
+        assert_eq!(numbers[14..], [1, 0]);
         assert!(can_turn(decode.turn.as_ref()) && can_turn(None));
     }
 }

@@ -70,6 +70,24 @@ pub(super) struct Turn {
     pub(super) rows: i32,
     pub(super) width: i32,
     pub(super) dtype: DType,
+    pub(super) norms: HeadNorms,
+}
+
+/// Norms of heads before they turn; addresses of their weights, 0 for none.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub(super) struct HeadNorms {
+    pub(super) q: usize,
+    pub(super) k: usize,
+    pub(super) eps: f32,
+    pub(super) is_normed: bool,
+}
+
+impl HeadNorms {
+    /// As the kernels' struct of that name lies in memory.
+    fn words(&self) -> [u64; 3] {
+        let last = u64::from(self.eps.to_bits()) | u64::from(self.is_normed) << 32;
+        [self.q as u64, self.k as u64, last]
+    }
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -339,7 +357,7 @@ impl State {
         Ok(true)
     }
 
-    /// Rotates the queries and keys that `to` names, writes them to `outs`, and appends keys and values.
+    /// Norms and rotates the queries and keys that `to` names, writes them to `outs`, and appends keys and values.
     pub(super) fn submit_rotations(
         &mut self,
         turn: &Turn,
@@ -365,12 +383,13 @@ impl State {
             .int(turn.interleaved)
             .int(turn.is_inverse)
             .float(turn.scale)
-            .int(to.pool_rows);
-        let own = turn.width - turn.dims / 2;
+            .int(to.pool_rows)
+            .record(&turn.norms.words());
+        // A warp for every head of queries, keys and values.
         let shape = Shape {
             grid: [
                 turn.rows as u32,
-                across((heads + kv_heads) * own + kv_heads * turn.width),
+                ((heads + 2 * kv_heads) as u32).div_ceil(8),
                 1,
             ],
             threads: 256,

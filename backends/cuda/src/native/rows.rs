@@ -6,7 +6,7 @@ use mlxcel_abi::ops_args::RopeArgs;
 use mlxcel_abi::{DType, Result, Tensor};
 use mlxcel_backend_mlx::stream::Device;
 
-use super::pending::{Pending, Sum, Turn};
+use super::pending::{HeadNorms, Pending, Sum, Turn};
 use super::{State, is_half, is_plain, slot, small};
 use crate::driver::{Arguments, Shape};
 use crate::kernels::Text;
@@ -162,6 +162,7 @@ fn rotate(device: Device<'_>, state: &mut State, args: &RopeArgs) -> Result<Opti
         rows,
         width,
         dtype: x.dtype,
+        norms: HeadNorms::default(),
     };
     let t = state.defer_rotation(
         &device,
