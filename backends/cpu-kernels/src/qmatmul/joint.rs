@@ -24,6 +24,23 @@ pub struct Results<'a> {
 }
 
 impl Results<'_> {
+    pub(super) fn new(targets: &mut [Target<'_>]) -> Self {
+        let outs = targets
+            .iter_mut()
+            .map(|t| (SendPtr(t.y.as_mut_ptr()), t.y.len()));
+        Results {
+            outs: outs.collect(),
+            life: core::marker::PhantomData,
+        }
+    }
+
+    /// First element of the result of a target; null where there is none.
+    pub(super) fn first(&self, target: usize) -> *mut f32 {
+        self.outs
+            .get(target)
+            .map_or(core::ptr::null_mut(), |(out, _)| out.0)
+    }
+
     /// Part of the result of a target.
     ///
     /// # Safety
@@ -76,13 +93,7 @@ pub fn matmul_then(
     if !prepared.fill(isa, precision, pool, x, columns, needs) {
         return false;
     }
-    let outs = targets
-        .iter_mut()
-        .map(|t| (SendPtr(t.y.as_mut_ptr()), t.y.len()));
-    let results = Results {
-        outs: outs.collect(),
-        life: core::marker::PhantomData,
-    };
+    let results = Results::new(targets);
     let (results, targets, prepared) = (&results, &*targets, &*prepared);
     let part = |index: usize, range: Range<usize>| {
         let (Some(t), Some((out, _))) = (targets.get(index), results.outs.get(index)) else {

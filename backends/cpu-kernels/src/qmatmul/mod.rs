@@ -6,6 +6,7 @@
 
 mod codes;
 mod exact;
+mod grouped;
 mod integers;
 mod joint;
 mod mxfp4;
@@ -23,6 +24,7 @@ use crate::pool::Pool;
 use crate::quantized::{QuantizedMatrix, Scales};
 pub(crate) use codes::expand_row as expand_codes;
 pub(crate) use integers::Activation;
+pub use grouped::{AfterAll, matmul_grouped};
 pub use joint::{After, Division, Results, matmul_then};
 pub use mxfp4::{Mxfp4, Mxfp4Target, Spread, matmul_mxfp4};
 pub(crate) use prepare::lanes;

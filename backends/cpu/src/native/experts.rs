@@ -7,12 +7,10 @@ use mlxcel_abi::ops::BackendOps;
 use mlxcel_abi::ops_args::QuantizedMatmulArgs;
 use mlxcel_abi::{DType, Result, Tensor};
 use mlxcel_backend_mlx::native::{Native, View};
-use mlxcel_cpu_kernels::QuantizedMatrix;
-use mlxcel_cpu_kernels::gemm::Weight;
 use mlxcel_cpu_kernels::qmatmul;
 
 use super::centred::{expanded_product, is_centred};
-use super::products::{matrix, packed_product, plain_product};
+use super::stacks::Stack;
 use super::{State, filled, floats, mxfp4, slot};
 
 pub(super) fn install(table: &mut BackendOps) {
@@ -32,7 +30,11 @@ slot!(gather_quantized_matmul(args: *const QuantizedMatmulArgs) |native, state| 
 slot!(gather_matmul(a: Tensor, b: Tensor, lhs: Tensor, rhs: Tensor, sorted: u32) |native, state| {
     // Rows are sorted here anyway.
     let _ = sorted;
-    plain(native, state, [a, b, lhs, rhs])
+    // SAFETY: the caller holds the tensors during the call.
+    match unsafe { Stack::plain(&native, b) }? {
+        Some(stack) => gathered(native, state, a, &stack, [lhs, rhs], "gather_matmul"),
+        None => Ok(None),
+    }
 });
 
 /// Which rows meet which matrix: `pairs` products of `m` rows each.
@@ -48,7 +50,7 @@ pub(super) struct Choice {
 }
 
 /// Values of indices in order, whatever the strides. None for other types and for negative ones.
-fn indices(view: &View) -> Option<Vec<usize>> {
+pub(super) fn indices(view: &View) -> Option<Vec<usize>> {
     if !matches!(view.dtype, DType::U32 | DType::I32) {
         return None;
     }
@@ -192,111 +194,73 @@ fn quantized(
         return Ok(None);
     }
     // SAFETY: the caller holds the tensors during the call.
-    let (Some(x), Some(w)) = (floats(&native, args.x)?, unsafe {
-        matrix(&native, &args.w, false)
-    }?) else {
+    let Some(stack) = (unsafe { Stack::packed(&native, &args.w) })? else {
         return Ok(None);
     };
-    let &[matrices, rows, _] = native.view(args.w.weight)?.shape() else {
+    let indices = [args.lhs_indices, args.rhs_indices];
+    gathered(
+        native,
+        state,
+        args.x,
+        &stack,
+        indices,
+        "gather_quantized_matmul",
+    )
+}
+
+/// `x[lhs] @ w[rhs].T`.
+fn gathered(
+    native: Native<'_>,
+    state: &mut State,
+    x: Tensor,
+    stack: &Stack<'_>,
+    indices: [Tensor; 2],
+    name: &str,
+) -> Result<Option<Tensor>> {
+    let Some(x) = floats(&native, x)? else {
         return Ok(None);
     };
-    let (matrices, rows) = (matrices as usize, rows as usize);
-    if x.shape().last() != Some(&(w.columns() as i64)) {
+    if x.shape().last() != Some(&(stack.columns as i64)) {
         return Ok(None);
     }
-    let Some(choice) = choice(&native, &x, [args.lhs_indices, args.rhs_indices], matrices)? else {
+    let Some(choice) = choice(&native, &x, indices, stack.matrices)? else {
         return Ok(None);
     };
     // SAFETY: a contiguous f32 view of a tensor that the caller holds.
     let input = unsafe { x.as_slice::<f32>() };
-    filled(
-        &native,
-        &choice.result(rows),
-        "gather_quantized_matmul",
-        |out| packed(state, &choice, input, &w, rows, out),
-    )
-}
-
-fn packed(
-    state: &mut State,
-    choice: &Choice,
-    x: &[f32],
-    w: &QuantizedMatrix<'_>,
-    rows: usize,
-    out: &mut [f32],
-) -> bool {
-    let of = |index: usize| w.rows_from(index * rows, rows);
-    // One row that meets several matrices is prepared once, and threads meet once for all of them.
-    if let Some(row) = choice.only_row().filter(|_| qmatmul::takes(1, w)) {
-        let x = x.get(row * choice.columns..(row + 1) * choice.columns);
-        let chosen = choice.matrices().zip(out.chunks_exact_mut(rows));
-        let targets = chosen.map(|(of_w, y)| of(of_w).map(|w| qmatmul::Target { w, y }));
-        let targets: Option<Vec<_>> = targets.collect();
-        let (Some(x), Some(mut targets)) = (x, targets) else {
-            return false;
-        };
-        return qmatmul::matmul(
-            state.isa,
-            state.precision,
-            &mut state.pool,
-            x,
-            &mut targets,
-            &mut state.prepared,
-        );
-    }
-    choice.by_matrix(x, rows, out, |index, x, out| {
-        of(index).is_some_and(|w| packed_product(state, x, w, out))
+    filled(&native, &choice.result(stack.rows), name, |out| {
+        products(state, &choice, input, stack, out)
     })
 }
 
-/// `a[lhs] @ b[rhs]` where `b` is the transposed view of row-major weights.
-fn plain(
-    native: Native<'_>,
+fn products(
     state: &mut State,
-    [a, b, lhs, rhs]: [Tensor; 4],
-) -> Result<Option<Tensor>> {
-    let (Some(x), w) = (floats(&native, a)?, native.view(b)?) else {
-        return Ok(None);
-    };
-    let (&[matrices, columns, rows], &[apart, 1, stride]) = (w.shape(), w.strides()) else {
-        return Ok(None);
-    };
-    let fits = stride == columns
-        && x.shape().last() == Some(&columns)
-        && [matrices, columns, rows].iter().all(|n| *n > 0)
-        && apart >= rows * columns;
-    if !fits {
-        return Ok(None);
+    choice: &Choice,
+    x: &[f32],
+    stack: &Stack<'_>,
+    out: &mut [f32],
+) -> bool {
+    // One row that meets several matrices is prepared once, and threads meet once for all of them.
+    if let Some(row) = choice.only_row() {
+        let x = x.get(row * choice.columns..(row + 1) * choice.columns);
+        let chosen = choice.matrices().zip(out.chunks_exact_mut(stack.rows));
+        let targets = chosen.map(|(of_w, y)| {
+            let w = stack.joining(of_w, 1)?;
+            Some(qmatmul::Target { w, y })
+        });
+        let targets: Option<Vec<_>> = targets.collect();
+        if let (Some(x), Some(mut targets)) = (x, targets) {
+            return qmatmul::matmul(
+                state.isa,
+                state.precision,
+                &mut state.pool,
+                x,
+                &mut targets,
+                &mut state.prepared,
+            );
+        }
     }
-    let [matrices, columns, rows, apart] = [matrices, columns, rows, apart].map(|n| n as usize);
-    let Some(choice) = choice(&native, &x, [lhs, rhs], matrices)? else {
-        return Ok(None);
-    };
-    let len = (matrices - 1) * apart + rows * columns;
-    // SAFETY: matrices of `rows * columns` elements in order, `apart` elements from each other, are what the
-    // strides say; the types are checked, and the caller holds the tensors.
-    let (input, weights) = unsafe {
-        let data = w.data;
-        let weights = match w.dtype {
-            DType::F32 => Weight::F32(core::slice::from_raw_parts(data.cast(), len)),
-            DType::F16 => Weight::F16(core::slice::from_raw_parts(data.cast(), len)),
-            DType::BF16 => Weight::Bf16(core::slice::from_raw_parts(data.cast(), len)),
-            _ => return Ok(None),
-        };
-        (x.as_slice::<f32>(), weights)
-    };
-    let of = |index: usize| {
-        let range = index * apart..index * apart + rows * columns;
-        Some(match weights {
-            Weight::F32(w) => Weight::F32(w.get(range)?),
-            Weight::F16(w) => Weight::F16(w.get(range)?),
-            Weight::Bf16(w) => Weight::Bf16(w.get(range)?),
-            Weight::Quantized(_) => return None,
-        })
-    };
-    filled(&native, &choice.result(rows), "gather_matmul", |out| {
-        choice.by_matrix(input, rows, out, |index, x, out| {
-            of(index).is_some_and(|w| plain_product(state, x, w, [rows, columns], out))
-        })
+    choice.by_matrix(x, stack.rows, out, |index, x, out| {
+        stack.product(state, index, x, out)
     })
 }

@@ -116,13 +116,18 @@ pub(super) struct Made<'a> {
 
 impl<'a> Made<'a> {
     pub(super) fn new(native: Native<'a>, shape: &[i64]) -> Result<Self> {
-        let (t, view) = native.allocate(DType::F32, shape)?;
+        Self::of(native, DType::F32, shape)
+    }
+
+    /// Of a type of 32 bits.
+    pub(super) fn of(native: Native<'a>, dtype: DType, shape: &[i64]) -> Result<Self> {
+        let (t, view) = native.allocate(dtype, shape)?;
         Ok(Self { native, t, view })
     }
 
     /// Its elements.
     pub(super) fn slice(&mut self) -> &mut [f32] {
-        // SAFETY: allocated here with this type; nobody else knows it.
+        // SAFETY: allocated here with elements of this size; nobody else knows it.
         unsafe { self.view.as_mut_slice() }
     }
 
@@ -131,7 +136,7 @@ impl<'a> Made<'a> {
         self.t
     }
 
-    fn give(mut self) -> Tensor {
+    pub(super) fn give(mut self) -> Tensor {
         core::mem::replace(&mut self.t, Tensor::NONE)
     }
 }
@@ -209,7 +214,7 @@ unsafe fn layer<'a>(native: &Native<'_>, raw: &LinearWeight) -> Result<Option<La
 ///
 /// # Safety
 /// The tensor must live for `'a`.
-unsafe fn rows_of<'a>(
+pub(super) unsafe fn rows_of<'a>(
     native: &Native<'_>,
     t: Tensor,
     columns: usize,

@@ -10,15 +10,18 @@ mod centred;
 mod conv;
 mod experts;
 mod fused;
+mod mixture;
 mod movement;
 mod mxfp4;
 mod ordering;
 mod products;
 mod recurrent;
 mod rotated;
+mod routing;
 mod rows;
 mod sample;
 mod sparse;
+mod stacks;
 
 use core::cell::RefCell;
 use core::ffi::c_void;
@@ -54,6 +57,8 @@ pub(crate) struct State {
     attention: Vec<Mutex<attention_kernel::Scratch>>,
     precision: qmatmul::Precision,
     prepared: qmatmul::Prepared,
+    /// Of several inputs at a time.
+    grouped: Vec<qmatmul::Prepared>,
     rope: row::RopeTable,
 }
 
@@ -85,6 +90,7 @@ fn install(table: &mut BackendOps, settings: &KernelSettings) -> Result<()> {
         attention: (0..threads).map(|_| Mutex::default()).collect(),
         precision: products::precision(settings.precision, Isa::best()),
         prepared: qmatmul::Prepared::default(),
+        grouped: Vec::new(),
         rope: row::RopeTable::default(),
     };
     STATES.with_borrow_mut(|states| states.push(state));
@@ -92,11 +98,13 @@ fn install(table: &mut BackendOps, settings: &KernelSettings) -> Result<()> {
     conv::install(table);
     experts::install(table);
     fused::install(table);
+    mixture::install(table);
     movement::install(table);
     ordering::install(table);
     products::install(table);
     recurrent::install(table);
     rotated::install(table);
+    routing::install(table);
     rows::install(table);
     sample::install(table);
     sparse::install(table);
