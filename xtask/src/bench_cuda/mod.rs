@@ -3,10 +3,12 @@
 //! ```text
 //! mlxcel-bench-cuda/
 //!   bin/mlxcel  lib/mlxcel/plugins/...    as `dist` lays them out, optimised
+//!   bin/conformance  conformance.py       the conformance suite on the device, in several processes
 //!   checkpoint.py                         writes random checkpoints of real shapes
 //!   faults.py                             checks what happens when memory runs out
 //!   gguf_checkpoint.py                    the same shapes as GGUF, for other programs; run by hand
 //!   kernels.py  kernels/...               checks and times the kernels of a decode step by themselves
+//!   mlx_lm_speed.py                       mlx-lm on one of the checkpoints, within its own time
 //!   run.sh                                checks, measures, prints tables
 //! ```
 //! The machine brings NVIDIA's driver, a Python with torch and safetensors for the checkpoints, and NVIDIA's libraries from its
@@ -19,18 +21,23 @@ use crate::dist::archive;
 use crate::error::Error;
 use crate::fetch::install::remove_tree;
 use crate::plugins::{self, Request};
+use crate::process::Run;
 use crate::workspace::Workspace;
 
 const NAME: &str = "mlxcel-bench-cuda";
 const HOST: &str = "mlxcel";
+/// Runs cases of the conformance suite on a plugin.
+const CONFORMANCE: &str = "conformance";
 /// Where the kernels' texts are.
 const KERNELS: &str = "backends/cuda/src/kernels";
 /// Scripts of the bundle, by name.
-const SCRIPTS: [(&str, &str); 5] = [
+const SCRIPTS: [(&str, &str); 7] = [
     ("checkpoint.py", include_str!("checkpoint.py")),
+    ("conformance.py", include_str!("conformance.py")),
     ("faults.py", include_str!("faults.py")),
     ("gguf_checkpoint.py", include_str!("gguf_checkpoint.py")),
     ("kernels.py", include_str!("kernels.py")),
+    ("mlx_lm_speed.py", include_str!("mlx_lm_speed.py")),
     ("run.sh", include_str!("run.sh")),
 ];
 
@@ -48,15 +55,24 @@ pub fn run(workspace: &Workspace, backend: Backend) -> Result<PathBuf, Error> {
             with_host: true,
         },
     )?;
+    build_conformance(workspace)?;
     let bin = folder.join("bin");
     std::fs::create_dir_all(&bin).map_err(Error::io("create", &bin))?;
-    let host = workspace.profile_dir(true).join(HOST);
-    std::fs::copy(&host, bin.join(HOST)).map_err(Error::io("copy", &host))?;
+    for name in [HOST, CONFORMANCE] {
+        let built = workspace.profile_dir(true).join(name);
+        std::fs::copy(&built, bin.join(name)).map_err(Error::io("copy", &built))?;
+    }
     for (name, text) in SCRIPTS {
         write(&folder.join(name), text)?;
     }
     copy_kernels(&workspace.root.join(KERNELS), &folder.join("kernels"))?;
     archive::pack(&home, NAME)
+}
+
+fn build_conformance(workspace: &Workspace) -> Result<(), Error> {
+    let build = Run::cargo("build").args(["--release", "-p", "mlxcel-tests", "--bin", CONFORMANCE]);
+    build.dir(&workspace.root).run()?;
+    Ok(())
 }
 
 fn copy_kernels(from: &Path, to: &Path) -> Result<(), Error> {

@@ -20,16 +20,25 @@ for case in "llama8b 4" "llama8b 16" "smollm2 4"; do
     python3 "$here/checkpoint.py" "$1" "$2" "$work/$1-$2" || exit 1
 done
 python3 "$here/faults.py" "$mlxcel" "$work/smollm2-4" cuda || exit 1
+python3 "$here/conformance.py" "$here/bin/conformance" "$here/lib/mlxcel/plugins" cuda --out "$work" --cache "$work/compiled" || exit 1
+# Compiling takes mlx-lm longer than all that is timed. Where there is a second device it has that one meanwhile, else it comes last.
+devices=$(nvidia-smi -L | wc -l)
+mlx_lm() {
+    if python3 -c 'import mlx_lm' 2>/dev/null; then
+        python3 "$here/mlx_lm_speed.py" "$work/llama8b-4" 90
+    else
+        echo "mlx-lm is not installed here, so it was not measured"
+    fi
+}
+if [ "$devices" -gt 1 ]; then
+    (CUDA_VISIBLE_DEVICES=$((devices - 1)) && export CUDA_VISIBLE_DEVICES && mlx_lm) >"$work/mlx-lm.txt" 2>&1 &
+fi
 for case in llama8b-4 llama8b-16 smollm2-4; do
     "$mlxcel" bench -m "$work/$case" --backend cuda -p 512,4096 -n 128 -b 1,8,32,64 -r 3
 done
-if python3 -c 'import mlx_lm' 2>/dev/null; then
-    for case in llama8b-4 llama8b-16 smollm2-4; do
-        for batch in 1 8 32; do
-            echo "mlx-lm, $case, $batch streams"
-            python3 -m mlx_lm.benchmark --model "$work/$case" -p 512 -g 128 -b "$batch" -n 3
-        done
-    done
+if [ "$devices" -gt 1 ]; then
+    wait
+    cat "$work/mlx-lm.txt"
 else
-    echo "mlx-lm is not installed here, so it was not measured"
+    mlx_lm
 fi

@@ -376,7 +376,11 @@ pub(super) fn run(suite: &mut Suite<'_>) {
                     bias,
                     kind,
                 };
-                let case = format!("{around:?} {} bias {bias} kind {kind}", names(&forms));
+                let case = format!(
+                    "{} {around:?} {} bias {bias} kind {kind}",
+                    dtype.name(),
+                    names(&forms)
+                );
                 both(suite, "gated_mlp", case, mlp_tolerance(), |b, fused| {
                     mlp.run(b, &around, fused)
                 });
@@ -428,7 +432,7 @@ fn projections(suite: &mut Suite<'_>, around: &Around, forms: &[Option<QuantSpec
     let of = |form, rows, bias, seed| Layer::new(form, dtype, [rows, columns], bias, seed);
     for &form in forms {
         let layers = [of(form, 77, around.nan, 40)];
-        let case = format!("{around:?} {}", names(&[form]));
+        let case = format!("{} {around:?} {}", dtype.name(), names(&[form]));
         both(
             suite,
             "project",
@@ -447,7 +451,7 @@ fn projections(suite: &mut Suite<'_>, around: &Around, forms: &[Option<QuantSpec
             of(mixed[1], 64, true, 60),
             of(mixed[2], 5, false, 70),
         ];
-        let case = format!("{around:?} {}", names(mixed));
+        let case = format!("{} {around:?} {}", dtype.name(), names(mixed));
         both(
             suite,
             "project",

@@ -41,11 +41,13 @@ mod suite;
 mod tests;
 mod tolerance;
 
+use core::ops::Range;
+
 use mlxcel_abi::DType;
 
 use crate::Backend;
 use crate::testkit::{ReferenceOptions, reference_backend};
-pub use report::{Expectations, Finding, KnownFailure, Outcome, Report};
+pub use report::{Expectations, Finding, KnownFailure, Outcome, Progress, Report};
 use suite::Suite;
 
 /// Float types of activations.
@@ -174,6 +176,27 @@ pub enum Depth {
 
 /// Runs groups on a backend. The calling thread must be its backend thread.
 pub fn run(name: &str, subject: &Backend, groups: &[Group], depth: Depth) -> Report {
+    let mut outcomes = Vec::new();
+    run_some(subject, groups, depth, 0..usize::MAX, &mut |progress| {
+        if let Progress::Ended(_, outcome) = progress {
+            outcomes.push(outcome);
+        }
+    });
+    Report {
+        backend: name.to_owned(),
+        outcomes,
+    }
+}
+
+/// Runs some of the cases of groups, by their place among all, and tells of each before and after it; gives how many cases
+/// there are. So several processes can share a run, and one that dies says in what.
+pub fn run_some(
+    subject: &Backend,
+    groups: &[Group],
+    depth: Depth,
+    cases: Range<usize>,
+    told: &mut dyn FnMut(Progress<'_>),
+) -> usize {
     let reference = reference_backend(ReferenceOptions::default());
     let reference = reference.backend();
     let mut suite = Suite {
@@ -181,14 +204,13 @@ pub fn run(name: &str, subject: &Backend, groups: &[Group], depth: Depth) -> Rep
         reference: &reference,
         group: "",
         values: depth == Depth::Values,
-        report: Report {
-            backend: name.to_owned(),
-            outcomes: Vec::new(),
-        },
+        chosen: cases,
+        cases: 0,
+        told,
     };
     for group in groups {
         suite.group = group.name;
         (group.run)(&mut suite);
     }
-    suite.report
+    suite.cases
 }

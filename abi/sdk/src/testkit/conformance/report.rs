@@ -62,6 +62,19 @@ pub struct Outcome {
     pub slot: &'static str,
     /// What went wrong, when it did.
     pub failure: Option<String>,
+    /// The largest distance from the reference, as a share of the allowed one; 0 where none is measured.
+    pub worst: f64,
+}
+
+/// What a run tells while it goes on, by the case's place among all of the run.
+#[derive(Debug)]
+pub enum Progress<'a> {
+    /// This case comes next.
+    Begins(usize, &'a str),
+    /// It ended.
+    Ended(usize, Outcome),
+    /// After the case that failed last, the backend computes nothing any more.
+    Broken(&'a str),
 }
 
 /// All cases of a run.
@@ -202,6 +215,7 @@ mod tests {
             case: (*case).to_owned(),
             slot: "unary",
             failure: (!passed).then(|| "differs".to_owned()),
+            worst: 0.0,
         };
         Report {
             backend: "x".to_owned(),

@@ -1,9 +1,11 @@
 //! Running a case on the subject and on the reference, and comparing the two.
 
+use core::ops::Range;
+
 use mlxcel_abi::{DType, status};
 
 use super::array::Array;
-use super::report::{Outcome, Report};
+use super::report::{Outcome, Progress};
 use super::tolerance::Tolerance;
 use crate::testkit::reference::shape;
 use crate::testkit::reference::value::{Data, Value};
@@ -16,7 +18,12 @@ pub(super) struct Suite<'a> {
     pub group: &'static str,
     /// Compare elements, and not only shapes and dtypes.
     pub values: bool,
-    pub report: Report,
+    /// Cases that are run, by their place in what is run in all; others are counted.
+    pub chosen: Range<usize>,
+    /// Cases so far.
+    pub cases: usize,
+    /// Is told of every case before and after it ran.
+    pub told: &'a mut dyn FnMut(Progress<'_>),
 }
 
 impl Suite<'_> {
@@ -64,16 +71,18 @@ impl Suite<'_> {
                     wanted.len()
                 ));
             }
+            let mut worst = 0.0;
             for (index, (found, wanted)) in found.iter().zip(&wanted).enumerate() {
-                compare(&found.0, &wanted.0, tolerance, values).map_err(|why| {
+                let share = compare(&found.0, &wanted.0, tolerance, values).map_err(|why| {
                     if index == 0 {
                         why
                     } else {
                         format!("result {index}: {why}")
                     }
                 })?;
+                worst = share.max(worst);
             }
-            Ok(())
+            Ok(worst)
         });
     }
 
@@ -106,7 +115,10 @@ impl Suite<'_> {
                     Err(_) => {}
                 }
             }
-            if values { still_works(subject) } else { Ok(()) }
+            if values {
+                still_works(subject)?;
+            }
+            Ok(0.0)
         });
     }
 
@@ -118,20 +130,28 @@ impl Suite<'_> {
         property: impl FnOnce(&Backend) -> core::result::Result<(), String>,
     ) {
         if self.values {
-            self.record(slot, case.into(), property);
+            self.record(slot, case.into(), |subject| property(subject).map(|()| 0.0));
         }
     }
 
-    /// Runs one case, and checks that it leaves no handle behind.
+    /// Runs one case where it is chosen, and checks that it leaves no handle behind.
     fn record(
         &mut self,
         slot: &'static str,
         case: String,
-        run: impl FnOnce(&Backend) -> core::result::Result<(), String>,
+        run: impl FnOnce(&Backend) -> core::result::Result<f64, String>,
     ) {
+        let index = self.cases;
+        self.cases += 1;
+        if !self.chosen.contains(&index) {
+            return;
+        }
+        let case = format!("{}/{slot}/{case}", self.group);
+        (self.told)(Progress::Begins(index, &case));
         let before = live(self.subject);
-        let mut failure = run(self.subject).err();
+        let found = run(self.subject);
         let after = live(self.subject);
+        let mut failure = found.as_ref().err().cloned();
         if failure.is_none() && before != after {
             failure = Some(match (before, after) {
                 (Ok(before), Ok(after)) => format!("live handles went from {before} to {after}"),
@@ -140,11 +160,20 @@ impl Suite<'_> {
                 }
             });
         }
-        self.report.outcomes.push(Outcome {
-            case: format!("{}/{slot}/{case}", self.group),
+        let failed = failure.is_some();
+        let outcome = Outcome {
+            case,
             slot,
             failure,
-        });
+            worst: found.unwrap_or(0.0),
+        };
+        (self.told)(Progress::Ended(index, outcome));
+        if failed
+            && self.values
+            && let Err(reason) = still_works(self.subject)
+        {
+            (self.told)(Progress::Broken(&reason));
+        }
     }
 }
 
@@ -174,21 +203,21 @@ fn still_works(backend: &Backend) -> core::result::Result<(), String> {
         .on(backend)
         .and_then(|a| a.add(&a))
         .and_then(|sum| sum.to_vec::<f32>())
-        .map_err(|error| format!("the backend does not work after the refusal: {error}"))?;
+        .map_err(|error| format!("the backend does not work afterwards: {error}"))?;
     if sum == [2.0, 4.0] {
         Ok(())
     } else {
-        Err(format!("after the refusal 1 + 1 and 2 + 2 are {sum:?}"))
+        Err(format!("afterwards 1 + 1 and 2 + 2 are {sum:?}"))
     }
 }
 
-/// Compares a result with the reference's.
+/// Compares a result with the reference's; gives the largest distance as a share of what is allowed.
 fn compare(
     found: &Value,
     wanted: &Value,
     tolerance: Tolerance,
     values: bool,
-) -> core::result::Result<(), String> {
+) -> core::result::Result<f64, String> {
     if found.dtype != wanted.dtype {
         return Err(format!(
             "dtype is {}, expected {}",
@@ -203,11 +232,11 @@ fn compare(
         ));
     }
     if !values {
-        return Ok(());
+        return Ok(0.0);
     }
     let wrong = differences(found, wanted, tolerance);
     let Some((index, text)) = wrong.first() else {
-        return Ok(());
+        return Ok(largest_share(found, wanted, tolerance));
     };
     Err(format!(
         "element {:?} of {:?} {text}; {} of {} differ",
@@ -253,6 +282,21 @@ fn differences(found: &Value, wanted: &Value, tolerance: Tolerance) -> Vec<(usiz
             .collect(),
         _ => vec![(0, "is of another class".to_owned())],
     }
+}
+
+/// The largest distance of elements of a result within the tolerance, as a share of the allowed one.
+fn largest_share(found: &Value, wanted: &Value, tolerance: Tolerance) -> f64 {
+    let (Data::Real(found), Data::Real(real)) = (&found.data, &wanted.data) else {
+        return 0.0;
+    };
+    let share = |(&found, &wanted_element): (&f64, &f64)| {
+        let allowed = tolerance.allowed(wanted.dtype, wanted_element);
+        match allowed > 0.0 {
+            true => (found - wanted_element).abs() / allowed,
+            false => 0.0,
+        }
+    };
+    found.iter().zip(real).map(share).fold(0.0, f64::max)
 }
 
 /// Index of every axis for a position in row-major order.

@@ -36,6 +36,56 @@ fn the_reference_conforms_and_every_slot_is_tried() {
 }
 
 #[test]
+fn pieces_are_the_whole_and_a_backend_that_is_broken_is_told_of() {
+    let reference = reference_backend(ReferenceOptions::default());
+    let groups = [*group("norms").unwrap(), *group("ordering").unwrap()];
+    let whole = report_of(&reference, &groups, Depth::Values);
+    let backend = reference.backend();
+    let (mut told, mut begun, mut from) = (Vec::new(), 0, 0);
+    loop {
+        let total = run_some(
+            &backend,
+            &groups,
+            Depth::Values,
+            from..from + 97,
+            &mut |p| match p {
+                Progress::Begins(place, _) => begun = place,
+                Progress::Ended(place, outcome) => {
+                    assert_eq!(place, begun);
+                    told.push(outcome.case);
+                }
+                Progress::Broken(why) => panic!("{why}"),
+            },
+        );
+        assert_eq!(total, whole.outcomes.len());
+        from += 97;
+        if from >= total {
+            break;
+        }
+    }
+    let cases: Vec<String> = whole.outcomes.into_iter().map(|o| o.case).collect();
+    assert_eq!(told, cases);
+
+    let missing = ReferenceOptions {
+        missing: vec!["binary".to_owned()],
+        ..ReferenceOptions::default()
+    };
+    let reference = reference_backend(missing);
+    let mut broken = 0;
+    let arithmetic = [*group("arithmetic").unwrap()];
+    run_some(
+        &reference.backend(),
+        &arithmetic,
+        Depth::Values,
+        0..3,
+        &mut |p| {
+            broken += usize::from(matches!(p, Progress::Broken(_)));
+        },
+    );
+    assert_eq!(broken, 3);
+}
+
+#[test]
 fn shapes_and_dtypes_are_inferred_as_computed() {
     let options = ReferenceOptions {
         shapes_only: true,
