@@ -17,7 +17,7 @@ use mlxcel_backend_mlx::collectives::{self, Transport};
 use mlxcel_backend_mlx::serde_json;
 
 use crate::native::ranks;
-pub(crate) use layout::{Layout, SMALL_THREADS};
+pub(crate) use layout::{Layout, SMALL_THREADS, Way};
 pub(crate) use peers::Peers;
 
 /// Has sums go through MLX where it is `mlx`: for comparison.
@@ -121,10 +121,13 @@ fn gather(
     let opened = own.and_then(|own| own.open(rank as usize, &offers));
     let state = opened.as_ref().err().cloned().unwrap_or_default();
     let states = meeting.exchange(&state)?;
-    let reason = states.iter().position(|state| !state.is_empty());
-    if let Some(at) = reason {
-        let reason = states.get(at).map_or("", String::as_str);
-        return Ok(Err(format!("rank {at}: {reason}")));
+    let reasons = states.iter().enumerate();
+    let reasons: Vec<String> = reasons
+        .filter(|(_, state)| !state.is_empty())
+        .map(|(rank, state)| format!("rank {rank}: {state}"))
+        .collect();
+    if !reasons.is_empty() {
+        return Ok(Err(reasons.join("; ")));
     }
     let Ok(peers) = opened else {
         return Ok(Err(state));

@@ -5,12 +5,14 @@ use std::ffi::CString;
 
 use mlxcel_abi::{AbiError, DType, Result};
 
+use crate::collectives::Layout;
 use crate::compiler;
 use crate::driver::{Driver, Function};
 
 const COMMON: &str = include_str!("kernels/common.cuh");
 const ENGINE: &str = include_str!("kernels/engine.cuh");
 const GROUP: &str = include_str!("kernels/group.cuh");
+const CLUSTER: &str = include_str!("kernels/cluster.cuh");
 const FEW: &str = include_str!("kernels/few.cuh");
 
 /// First generation with a copy engine that brings tiles.
@@ -64,6 +66,13 @@ pub(crate) enum Text {
         /// As above.
         group_size: u32,
     },
+    /// Norm, router and choice of experts of few rows in one.
+    Router {
+        /// As above.
+        bits: u32,
+        /// As above.
+        group_size: u32,
+    },
     /// Which experts rows go to, and the sum of what they give.
     Choice {
         /// Logits are f32 instead of a half type.
@@ -90,6 +99,11 @@ pub(crate) enum Text {
         /// Query heads that a block has.
         group: u32,
     },
+    /// Sums over ranks.
+    Ranks {
+        /// Of their windows.
+        layout: Layout,
+    },
     /// Attention of many query rows, through the copy engine and by groups of warps.
     Prefill {
         /// Features of a head.
@@ -101,14 +115,27 @@ impl Text {
     fn source(self) -> String {
         let parts: &[&str] = match self {
             Self::Product { .. } => &[FEW, include_str!("kernels/product.cu")],
-            Self::Experts { .. } => &[FEW, include_str!("kernels/experts.cu")],
+            Self::Experts { .. } => &[
+                FEW,
+                ENGINE,
+                include_str!("kernels/experts.cu"),
+                include_str!("kernels/grouped.cu"),
+                include_str!("kernels/pairs.cu"),
+            ],
+            Self::Router { .. } => &[
+                FEW,
+                CLUSTER,
+                include_str!("kernels/choice.cu"),
+                include_str!("kernels/router.cu"),
+            ],
             Self::Choice { .. } => &[include_str!("kernels/choice.cu")],
             Self::Streamed { .. } => &[ENGINE, include_str!("kernels/streamed.cu")],
             Self::Tiled { .. } => &[ENGINE, GROUP, include_str!("kernels/tiled.cu")],
             Self::Rows => &[include_str!("kernels/rows.cu")],
+            Self::Ranks { .. } => &[include_str!("kernels/ranks.cu")],
             Self::Sample { .. } => &[include_str!("kernels/sample.cu")],
             Self::Attention { .. } => &[include_str!("kernels/attention.cu")],
-            Self::Decode { .. } => &[include_str!("kernels/decode.cu")],
+            Self::Decode { .. } => &[CLUSTER, include_str!("kernels/decode.cu")],
             Self::Prefill { .. } => &[
                 include_str!("kernels/attention.cu"),
                 ENGINE,
@@ -137,6 +164,11 @@ impl Text {
                 defines.push(format!("WEIGHT_BITS={bits}"));
                 defines.push(format!("GROUP_SIZE={group_size}"));
             }
+            Self::Router { bits, group_size } => {
+                defines.push(format!("WEIGHT_BITS={bits}"));
+                defines.push(format!("GROUP_SIZE={group_size}"));
+                defines.push("LOGITS_F32=0".to_owned());
+            }
             Self::Streamed {
                 bits,
                 group_size,
@@ -159,6 +191,7 @@ impl Text {
                 defines.push(format!("TILE_BYTES={TILE_BYTES}"));
             }
             Self::Rows => {}
+            Self::Ranks { layout } => defines.extend(layout.defines()),
             Self::Sample { is_full } | Self::Choice { is_full } => {
                 defines.push(format!("LOGITS_F32={}", u32::from(is_full)));
             }
@@ -252,6 +285,9 @@ mod tests {
             [(4, 64), (8, 32), (16, 64)]
                 .map(|(bits, group_size)| Text::Experts { bits, group_size }),
         );
+        texts.extend([2, 3, 8].map(|ranks| Text::Ranks {
+            layout: Layout { ranks },
+        }));
         for is_full in [false, true] {
             texts.push(Text::Sample { is_full });
             texts.push(Text::Choice { is_full });
@@ -267,6 +303,9 @@ mod tests {
         let mut texts: Vec<Text> = [64, 128].map(|width| Text::Prefill { width }).into();
         texts.extend(
             [(64, 3), (128, 1), (128, 4)].map(|(width, group)| Text::Decode { width, group }),
+        );
+        texts.extend(
+            [(4, 64), (8, 32), (16, 64)].map(|(bits, group_size)| Text::Router { bits, group_size }),
         );
         for (bits, group_size) in [(4, 64), (4, 128), (8, 64), (16, 64)] {
             texts.push(Text::Streamed {

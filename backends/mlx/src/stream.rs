@@ -198,6 +198,11 @@ impl<'a> Device<'a> {
         self.context.log(mlxcel_abi::kinds::log::DEBUG, message);
     }
 
+    /// Writes a line of information to the host's log.
+    pub fn note(&self, message: &str) {
+        self.context.log(mlxcel_abi::kinds::log::INFO, message);
+    }
+
     /// Drops a reference.
     pub fn release(&self, t: Tensor) -> Result<()> {
         self.context.release(t)

@@ -86,8 +86,8 @@ impl Meeting {
         } else {
             visit(rank, at, addresses, deadline).map(|link| vec![(HOST, link)])
         };
-        let links = links
-            .map_err(|error| Absent(format!("the ranks did not meet at {at}: {error}")))?;
+        let links =
+            links.map_err(|error| Absent(format!("the ranks did not meet at {at}: {error}")))?;
         Ok(Self { rank, size, links })
     }
 
@@ -131,9 +131,8 @@ impl Meeting {
 
     /// From now on has `gone` set when the other end of a connection is no more: the host's ends tell the others in turn.
     pub(super) fn watch(self, gone: &Gone) -> Result<()> {
-        let failed = |error: io::Error| {
-            AbiError::internal(format!("cannot watch the other ranks: {error}"))
-        };
+        let failed =
+            |error: io::Error| AbiError::internal(format!("cannot watch the other ranks: {error}"));
         let links: Vec<TcpStream> = self.links.into_iter().map(|(_, link)| link).collect();
         for link in &links {
             link.set_read_timeout(None).map_err(failed)?;
@@ -196,12 +195,7 @@ fn receive(
 }
 
 /// The others' side: the host may come later.
-fn visit(
-    rank: usize,
-    at: &str,
-    addresses: &[String],
-    deadline: Instant,
-) -> io::Result<TcpStream> {
+fn visit(rank: usize, at: &str, addresses: &[String], deadline: Instant) -> io::Result<TcpStream> {
     loop {
         match TcpStream::connect(at) {
             Ok(mut link) => {

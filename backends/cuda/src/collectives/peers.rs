@@ -12,7 +12,6 @@ use crate::driver::{Driver, Handle};
 type Reason = String;
 
 /// What this rank has before it knows of the others. Nothing of it is ever freed: others may write to it as long as they live.
-#[derive(Debug)]
 pub(super) struct Own {
     driver: &'static Driver,
     layout: Layout,
@@ -110,7 +109,10 @@ impl Own {
                 let handle =
                     handle.ok_or_else(|| format!("rank {other} offers no handle of a window"))?;
                 self.driver.open_window(handle).map_err(|error| {
-                    format!("the window of rank {other} cannot be opened: {}", error.message)
+                    format!(
+                        "the window of rank {other} cannot be opened: {}",
+                        error.message
+                    )
                 })?
             };
         }

@@ -13,6 +13,7 @@ mod movement;
 mod pending;
 mod plan;
 mod products;
+pub(crate) mod ranks;
 mod routing;
 mod rows;
 mod sample;
@@ -33,6 +34,7 @@ use mlxcel_backend_mlx::Kernels as Hooks;
 use mlxcel_backend_mlx::native::View;
 use mlxcel_backend_mlx::stream::{self, Device};
 
+use crate::collectives::Peers;
 use crate::driver::{Arguments, Driver, Shape, Stream};
 use crate::kernels::{Kernels, Text};
 use crate::memory::{self, Library, Pool};
@@ -86,6 +88,8 @@ pub(crate) struct State {
     pending: Pending,
     /// Frequencies of rotary embeddings by dimensions and base.
     frequencies: HashMap<(u32, u32), usize>,
+    /// The other ranks, where sums over them are launches.
+    ranks: Option<Arc<Peers>>,
     /// Tensors that the call under way has made: where it fails nobody else has them.
     made: RefCell<Vec<Tensor>>,
 }
@@ -137,6 +141,7 @@ fn install(table: &mut BackendOps, _settings: &mlxcel_backend_mlx::KernelSetting
         counters,
         pending: Pending::Nothing,
         frequencies: HashMap::new(),
+        ranks: None,
         made: RefCell::default(),
     };
     STATES.with_borrow_mut(|states| states.push(state));

@@ -12,6 +12,8 @@ use mlxcel_backend_mlx::stream::Device;
 use super::State;
 use super::plan::Way;
 use super::products::Weight;
+use super::ranks::RankSum;
+use super::routing::Norm;
 use super::rows::pairs;
 use super::submit::Around;
 use crate::driver::{Arguments, Shape};
@@ -34,6 +36,10 @@ pub(super) enum Pending {
     Sum(Sum),
     /// Rotary embeddings at the same positions.
     Rotations(Rotations),
+    /// A sum over ranks.
+    RankSum(RankSum),
+    /// A norm of few rows.
+    Norm(Norm),
 }
 
 #[derive(Debug)]
@@ -43,7 +49,9 @@ pub(super) struct Products {
     pub(super) rows: usize,
     pub(super) dtype: DType,
     pub(super) items: Vec<(Weight, usize)>,
-    held: Vec<Tensor>,
+    /// What makes x, if that waits too.
+    pub(super) norm: Option<Norm>,
+    pub(super) held: Vec<Tensor>,
 }
 
 /// `out = a + b`.
@@ -154,7 +162,11 @@ impl State {
     pub(super) fn flush(&mut self, device: &Device<'_>) -> Result<()> {
         let (submitted, held) = match core::mem::take(&mut self.pending) {
             Pending::Nothing => return Ok(()),
-            Pending::Products(products) => (self.submit_products(&products), products.held),
+            Pending::Products(mut products) => {
+                let submitted = self.submit_norm_of(&mut products);
+                let submitted = submitted.and_then(|()| self.submit_products(&products));
+                (submitted, products.held)
+            }
             Pending::Sum(sum) => {
                 let arguments = Arguments::new()
                     .wide(sum.a)
@@ -175,6 +187,8 @@ impl State {
                     items.try_for_each(|item| self.submit_rotation(&rotations.turn, item));
                 (submitted, rotations.held)
             }
+            Pending::RankSum(sum) => return self.flush_rank_sum(device, &sum),
+            Pending::Norm(norm) => (self.submit_norm(&norm), norm.held),
         };
         // References go back whatever happened.
         let_go(device, &held).and(submitted)
@@ -209,13 +223,14 @@ impl State {
                 return Ok(());
             }
         }
-        self.flush(device)?;
+        let norm = self.take_norm(device, address)?;
         self.pending = Pending::Products(Products {
             x: address,
             way,
             rows,
             dtype: x.dtype,
             items: vec![(*w, made.1)],
+            norm,
             held,
         });
         Ok(())
@@ -248,13 +263,14 @@ impl State {
         if [*gate_out, *up_out] != inputs || gate.rows != up.rows || products.way == Way::Tiles {
             return Ok(false);
         }
-        let Pending::Products(products) = core::mem::take(&mut self.pending) else {
+        let Pending::Products(mut products) = core::mem::take(&mut self.pending) else {
             return Ok(false);
         };
         let x = (products.x, products.rows, products.dtype);
         let gated = Some((out, kind));
-        let submitted =
-            self.submit_around(products.way, x, &products.items, gated, Around::default());
+        let submitted = self.submit_norm_of(&mut products).and_then(|()| {
+            self.submit_around(products.way, x, &products.items, gated, Around::default())
+        });
         let_go(device, &products.held).and(submitted)?;
         Ok(true)
     }

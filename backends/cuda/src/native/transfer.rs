@@ -65,6 +65,7 @@ unsafe extern "C" fn read(
         }
         // SAFETY: the slot's contract: `byte_len` writable bytes; the tensor has as many.
         unsafe { state.queue.download(dst, view.data as usize, bytes) }?;
+        state.check_ranks()?;
         Ok(Outcome::Done)
     };
     // SAFETY: the slot's contract; the fallback is a slot of the same table and context.
@@ -124,6 +125,7 @@ unsafe extern "C" fn eval(
         let outcome = submit(&device, state, ts, n)?;
         if matches!(outcome, Outcome::Done) {
             state.queue.synchronize()?;
+            state.check_ranks()?;
         }
         Ok(outcome)
     };
