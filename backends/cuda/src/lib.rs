@@ -41,6 +41,7 @@ static BACKEND: Backend = Backend::new(Description {
     // Operations run on the device; threads of the host are none of this backend's affair.
     most_threads: 0,
     rounds_activations: false,
+    keeps_rows_apart: true,
     probe: probe::probe,
     kernels: Some(native::KERNELS),
 });
@@ -48,6 +49,11 @@ static BACKEND: Backend = Backend::new(Description {
 /// The plugin's entry table, for use in the same process: tests, and builds without plugin files.
 pub fn backend_table() -> *const BackendTable {
     BACKEND.table()
+}
+
+/// Address of an extension table, 0 where there is none of that name: as [`backend_table`].
+pub fn extension(name: &str) -> usize {
+    collectives::query(name)
 }
 
 fn hello(_host: &HostHello) -> Result<PluginHello> {
@@ -63,5 +69,5 @@ fn hello(_host: &HostHello) -> Result<PluginHello> {
 export_plugin_root! {
     metadata: || RECORD,
     open: hello,
-    query: collectives::query,
+    query: extension,
 }

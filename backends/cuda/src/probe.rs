@@ -21,6 +21,23 @@ fn visible_as(index: usize, given: Option<&str>) -> String {
     listed.map_or_else(|| index.to_string(), |own| own.trim().to_owned())
 }
 
+/// Which of the devices can use each other's memory, which is how sums over ranks are added.
+fn reach(driver: &Driver, count: i32) -> Result<&'static str> {
+    let (mut some, mut all) = (false, true);
+    for device in 0..count {
+        for other in (0..count).filter(|other| *other != device) {
+            let reaches = driver.reaches(device, other)?;
+            some |= reaches;
+            all &= reaches;
+        }
+    }
+    Ok(match (some, all) {
+        (_, true) => "between all devices",
+        (true, false) => "between some devices",
+        (false, false) => "between no devices",
+    })
+}
+
 fn refusal(reason: String, details: Map<String, Value>) -> Probe {
     Probe {
         score: 0,
@@ -98,6 +115,9 @@ pub(crate) fn probe() -> Result<Probe> {
             let dtype = if major >= 8 { "bf16" } else { "f16" };
             details.insert("preferred_dtype".to_owned(), Value::from(dtype));
         }
+    }
+    if count > 1 {
+        details.insert("peer_memory".to_owned(), Value::from(reach(driver, count)?));
     }
     // MLX's NCCL layer takes the device whose number is that of the rank among those that a process sees.
     details.insert("alone".to_owned(), Value::from(alone));

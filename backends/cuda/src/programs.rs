@@ -25,6 +25,10 @@ const LEAST: usize = 4;
 const MOST_FAILURES: u32 = 3;
 /// Segments for which no program is made after memory was short.
 const PAUSE: u32 = 1024;
+/// Programs that wait for their first use at most. With that many, what comes again does so by chance, and it is not worth making more
+/// of it for some time: twice as long whenever fewer of them were used than not, up to the longest.
+const MOST_UNUSED: usize = 48;
+const LONGEST_PAUSE: u32 = 8 * PAUSE;
 
 /// Who does what is asked for.
 pub(crate) trait Submitter {
@@ -51,6 +55,8 @@ struct Program {
     tape: Tape,
     built: Built,
     used: u64,
+    /// It was submitted at least once.
+    is_proven: bool,
 }
 
 /// Takes launches in order and submits them, one by one or as programs.
@@ -71,8 +77,13 @@ pub(crate) struct Recorder<S> {
     seen: VecDeque<u64>,
     clock: u64,
     failures: u32,
-    /// Segments that are not made into programs, because memory was short.
+    /// Segments that are not made into programs, because memory was short or programs were not used.
     pause: u32,
+    /// The next pause for the latter.
+    patience: u32,
+    /// Programs that were made since the last of these, and those of them that were used.
+    tried: u32,
+    proven: u32,
     /// Why the last program could not be made.
     refusal: Option<AbiError>,
     /// An error that the call it came up in could not report.
@@ -95,6 +106,9 @@ impl<S: Submitter> Recorder<S> {
             clock: 0,
             failures: 0,
             pause: 0,
+            patience: PAUSE,
+            tried: 0,
+            proven: 0,
             refusal: None,
             unreported: None,
             figures: Figures::default(),
@@ -260,6 +274,9 @@ impl<S: Submitter> Recorder<S> {
         };
         self.clock += 1;
         program.used = self.clock;
+        if !core::mem::replace(&mut program.is_proven, true) {
+            self.proven += 1;
+        }
         let Err(error) = self.submitter.replay(program.built.handle) else {
             self.figures.replays += 1;
             self.figures.in_programs += program.tape.len() as u64;
@@ -281,6 +298,25 @@ impl<S: Submitter> Recorder<S> {
         self.submitter.discard(program.built.handle);
     }
 
+    /// Whether too many programs wait for their first use. Ends them, and has none made for a while.
+    fn gives_up(&mut self) -> bool {
+        let unused = |program: &Program| !program.is_proven;
+        if self.programs.iter().filter(|p| unused(p)).count() < MOST_UNUSED {
+            return false;
+        }
+        while let Some(i) = self.programs.iter().position(unused) {
+            self.discard(i);
+        }
+        self.patience = if 2 * self.proven < self.tried {
+            (2 * self.patience).min(LONGEST_PAUSE)
+        } else {
+            PAUSE
+        };
+        (self.tried, self.proven) = (0, 0);
+        self.pause = self.patience;
+        true
+    }
+
     /// Notes a segment that was submitted launch by launch; the second time it becomes a program.
     fn learn(&mut self) {
         let n = self.tape.len();
@@ -300,6 +336,9 @@ impl<S: Submitter> Recorder<S> {
             return;
         };
         self.seen.remove(place);
+        if self.gives_up() {
+            return;
+        }
         while self.programs.len() >= self.bounds.programs || self.nodes + n > self.bounds.nodes {
             let oldest = (self.programs.iter().enumerate()).min_by_key(|(_, p)| p.used);
             let Some((i, _)) = oldest else { return };
@@ -311,10 +350,12 @@ impl<S: Submitter> Recorder<S> {
                 self.figures.built += 1;
                 self.nodes += n;
                 self.clock += 1;
+                self.tried += 1;
                 self.programs.push(Program {
                     tape: core::mem::take(&mut self.tape),
                     built,
                     used: self.clock,
+                    is_proven: false,
                 });
             }
             // The launches themselves were submitted, and will be again.

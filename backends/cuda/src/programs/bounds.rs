@@ -7,8 +7,8 @@ pub(crate) const LONGEST: usize = 64;
 /// Programs that are kept, and launches of all of them.
 const MOST_PROGRAMS: usize = 256;
 const MOST_NODES: usize = 8192;
-/// Segments that are remembered as seen once.
-pub(super) const MOST_SEEN: usize = 1024;
+/// Segments that are remembered as seen once: those of some twenty steps of a decoder. What comes again later does so seldom.
+pub(super) const MOST_SEEN: usize = 256;
 
 /// What happened so far.
 #[derive(Debug, Clone, Copy, Default)]

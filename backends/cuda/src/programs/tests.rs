@@ -325,6 +325,53 @@ fn want_of_memory_puts_programs_off_and_does_not_end_them() {
     assert_eq!((seen.borrow().made, seen.borrow().replays), (1, 1));
 }
 
+/// What never goes on as before, though each part of it comes twice.
+fn twice(recorder: &mut Recorder<Fake>, kinds: core::ops::Range<u64>) {
+    for kind in kinds {
+        for _ in 0..2 {
+            step(recorder, 100 * kind..100 * kind + 8);
+        }
+    }
+}
+
+#[test]
+fn programs_that_are_not_used_are_given_up_for_longer_and_longer() {
+    let (mut recorder, seen) = recorder(Bounds::new(64));
+    twice(&mut recorder, 0..10_000);
+    // 48 of 96 segments, then 2,048 without, 48 of 96, 4,096 without, and then 8,192 each time.
+    let made = seen.borrow().made;
+    assert_eq!(made, 4 * MOST_UNUSED);
+    assert!(recorder.pause > 0 && recorder.patience == 8 * PAUSE);
+    assert!(seen.borrow().programs.is_empty());
+    // Launches themselves are as they would have been.
+    assert_eq!(seen.borrow().effects.len(), 160_000);
+}
+
+#[test]
+fn programs_that_are_used_outlive_those_that_are_not() {
+    let (mut recorder, seen) = recorder(Bounds::new(64));
+    // Used ones are as many as those that are not.
+    let used = MOST_UNUSED as u64;
+    for kind in 0..used {
+        for _ in 0..3 {
+            step(&mut recorder, 100 * kind..100 * kind + 8);
+        }
+    }
+    twice(&mut recorder, used..2 * used + 1);
+    assert_eq!(seen.borrow().programs.len(), MOST_UNUSED);
+    assert_eq!((recorder.pause, recorder.patience), (PAUSE, PAUSE));
+    let singly = seen.borrow().singly;
+    for kind in 0..used {
+        step(&mut recorder, 100 * kind..100 * kind + 8);
+    }
+    assert_eq!(seen.borrow().singly, singly, "they are all there");
+    // After the pause what comes again is made again.
+    twice(&mut recorder, 10_000..10_000 + u64::from(PAUSE) / 2);
+    let made = seen.borrow().made;
+    twice(&mut recorder, 20_000..20_003);
+    assert_eq!(seen.borrow().made, made + 3);
+}
+
 #[test]
 fn making_room_submits_what_is_held_and_lets_go_of_all_programs() {
     let (mut recorder, seen) = recorder(Bounds::new(64));
