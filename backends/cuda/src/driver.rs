@@ -3,6 +3,7 @@
 mod graph;
 mod launch;
 mod peer;
+mod rows;
 
 use core::cell::Cell;
 use core::ffi::{c_char, c_int, c_uint, c_void};
@@ -13,6 +14,7 @@ use mlxcel_abi::{AbiError, Result, status};
 pub(crate) use graph::Graph;
 pub(crate) use launch::{Arguments, Launch, Shape};
 pub(crate) use peer::Handle;
+pub(crate) use rows::Rows;
 
 /// A stream of the driver.
 pub(crate) type Stream = *mut c_void;
@@ -75,6 +77,7 @@ driver! {
     set_bytes = "cuMemsetD8Async"(address: usize, value: u8, bytes: usize, stream: Stream);
     copy_in = "cuMemcpyHtoDAsync_v2"(to: usize, from: *const c_void, bytes: usize, stream: Stream);
     copy_out = "cuMemcpyDtoHAsync_v2"(to: *mut c_void, from: usize, bytes: usize, stream: Stream);
+    copy_plane = "cuMemcpy2DAsync_v2"(plane: *const rows::Plane, stream: Stream);
     wait = "cuStreamSynchronize"(stream: Stream);
     load_module = "cuModuleLoadData"(out: *mut *mut c_void, image: *const c_void);
     get_function = "cuModuleGetFunction"(out: *mut Function, module: *mut c_void, name: *const c_char);

@@ -171,14 +171,19 @@ impl Pool {
         }
     }
 
-    /// Notes that a block's contents come from the host and stay.
-    pub(crate) fn set_constant(&self, address: usize) {
-        lock(&self.blocks).constant.insert(address);
+    /// Notes that a block's contents, so many bytes, come from the host and stay.
+    pub(crate) fn set_constant(&self, address: usize, bytes: usize) {
+        lock(&self.blocks).constant.insert(address, bytes);
+    }
+
+    /// Bytes of the block that `address` is in, where its contents come from the host.
+    pub(crate) fn constant_around(&self, address: usize) -> Option<usize> {
+        lock(&self.blocks).constant_around(address)
     }
 
     /// Whether a block begins here whose contents come from the host.
     pub(crate) fn is_constant(&self, address: usize) -> bool {
-        lock(&self.blocks).constant.contains(&address)
+        lock(&self.blocks).constant.contains_key(&address)
     }
 
     /// Frees what is kept.

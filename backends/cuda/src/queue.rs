@@ -9,7 +9,7 @@ use std::thread::ThreadId;
 
 use mlxcel_abi::{AbiError, Result};
 
-use crate::driver::{Arguments, Driver, Function, Graph, Launch, Shape, Stream};
+use crate::driver::{Arguments, Driver, Function, Graph, Launch, Rows, Shape, Stream};
 use crate::programs::{Bounds, Built, LONGEST, Recorder, Submitter, Tape};
 
 /// Sets the longest program, or 0 for none.
@@ -237,6 +237,16 @@ impl Queue {
         self.submit()?;
         // SAFETY: forwarded to the caller.
         unsafe { self.driver.upload(to, from, bytes, self.stream()) }
+    }
+
+    /// Copies rows to where they are without gaps.
+    ///
+    /// # Safety
+    /// Rows of the device's memory at the places that `rows` says.
+    pub(crate) unsafe fn copy_rows(&self, rows: &Rows) -> Result<()> {
+        self.submit()?;
+        // SAFETY: forwarded to the caller.
+        unsafe { self.driver.copy_rows(rows, self.stream()) }
     }
 
     /// Copies from the device, and waits for it.

@@ -1,6 +1,6 @@
 //! Free blocks by size, and what is done when the device has no more.
 
-use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Mutex, MutexGuard};
 
 use mlxcel_abi::{Result, status};
@@ -32,8 +32,8 @@ pub(super) struct Blocks {
     /// Lowest addresses are given out first: which they are depends on what is in use alone, not on what was before, so the same
     /// calls find the same memory again.
     free: BTreeMap<usize, BTreeSet<usize>>,
-    /// Blocks that were filled from the host: nothing writes to them while they are used.
-    pub(super) constant: HashSet<usize>,
+    /// Blocks that were filled from the host, and their bytes: nothing writes to them while they are used.
+    pub(super) constant: BTreeMap<usize, usize>,
     pub(super) kept_bytes: usize,
     pub(super) used_bytes: usize,
     pub(super) peak_bytes: usize,
@@ -58,6 +58,12 @@ impl Blocks {
         let address = self.free.get_mut(&size)?.pop_first()?;
         self.kept_bytes -= size;
         Some(address)
+    }
+
+    /// Bytes of the block with constant contents that `address` is in.
+    pub(super) fn constant_around(&self, address: usize) -> Option<usize> {
+        let (start, bytes) = self.constant.range(..=address).next_back()?;
+        (address - start < *bytes).then_some(*bytes)
     }
 
     fn count(&mut self, size: usize) {

@@ -6,13 +6,14 @@ use mlxcel_backend_mlx::stream::Device;
 
 use super::rows::pairs;
 use super::{State, is_half, is_plain, slot, small};
-use crate::driver::{Arguments, Shape};
+use crate::driver::{Arguments, Rows, Shape};
 use crate::kernels::Text;
 
 pub(super) fn install(table: &mut BackendOps) {
     table.reshape = reshape;
     table.cast = cast;
     table.take = take;
+    table.contiguous = contiguous;
 }
 
 slot!(join reshape(a: Tensor, dims: *const i64, ndim: u32) |device, state| {
@@ -23,7 +24,55 @@ slot!(join reshape(a: Tensor, dims: *const i64, ndim: u32) |device, state| {
     renamed(device, state, a, unsafe { core::slice::from_raw_parts(dims, ndim as usize) })
 });
 slot!(cast(a: Tensor, dtype: DType) |device, state| converted(device, state, a, dtype));
+slot!(contiguous(a: Tensor) |device, state| part(device, state, a));
 slot!(take(a: Tensor, indices: Tensor, axis: i32) |device, state| rows(device, state, a, indices, axis));
+
+/// A part of a weight, in memory of its own that is as constant as the weight is: kernels read it ahead. In MLX's memory, where it
+/// would come to lie otherwise, it is one of many results.
+fn part(device: Device<'_>, state: &mut State, a: Tensor) -> Result<Option<Tensor>> {
+    let (view, is_foreign) = device.view(a)?;
+    if is_foreign || view.is_empty() {
+        return Ok(None);
+    }
+    let Some(whole_bytes) = state.pool.constant_around(view.data as usize) else {
+        return Ok(None);
+    };
+    let size = view.dtype.size_bytes();
+    let bytes = view.len() * size;
+    let Some((rows, pitch)) = rows_of(view.shape(), view.strides(), view.is_contiguous) else {
+        return Ok(None);
+    };
+    if bytes >= whole_bytes {
+        // Nothing is cut off.
+        return Ok(None);
+    }
+    let (t, to) = state.output(&device, view.dtype, view.shape())?;
+    let rows = Rows {
+        from: view.data as usize,
+        to,
+        rows,
+        bytes: bytes / rows,
+        pitch: pitch * size,
+    };
+    // SAFETY: as the view has it; the result has room for all rows.
+    unsafe { state.queue.copy_rows(&rows) }?;
+    state.pool.set_constant(to, bytes);
+    Ok(Some(t))
+}
+
+/// How many rows without gaps a view is, and elements from one to the next; none where it is none such.
+fn rows_of(shape: &[i64], strides: &[i64], is_contiguous: bool) -> Option<(usize, usize)> {
+    let len = shape.iter().product::<i64>();
+    if is_contiguous {
+        return Some((1, usize::try_from(len).ok()?));
+    }
+    match (shape, strides) {
+        (&[rows, columns], &[stride, 1]) if stride >= columns => {
+            Some((usize::try_from(rows).ok()?, usize::try_from(stride).ok()?))
+        }
+        _ => None,
+    }
+}
 
 fn renamed(
     device: Device<'_>,
@@ -137,4 +186,25 @@ fn rows(
     // SAFETY: rows of `units` units; the kernel keeps indices inside the table.
     unsafe { state.launch(Text::Rows, DType::BF16, name, &launch, 0, arguments) }?;
     Ok(Some(t))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parts_along_either_axis_are_rows() {
+        // Rows 4 to 7 of 8, and columns 3 to 5 of 6.
+        assert_eq!(rows_of(&[4, 6], &[6, 1], true), Some((1, 24)));
+        assert_eq!(rows_of(&[8, 3], &[6, 1], false), Some((8, 6)));
+        assert_eq!(rows_of(&[3], &[1], true), Some((1, 3)));
+        for (shape, strides) in [
+            (&[8, 3][..], &[1, 8][..]),
+            (&[8, 3], &[0, 1]),
+            (&[8, 3], &[-6, 1]),
+            (&[2, 8, 3], &[48, 6, 1]),
+        ] {
+            assert_eq!(rows_of(shape, strides, false), None);
+        }
+    }
 }

@@ -42,7 +42,7 @@ fn upload(device: Device<'_>, state: &mut State, args: &FromHostArgs) -> Result<
     let (t, address) = state.output(&device, args.dtype, shape)?;
     // SAFETY: the slot's contract: `byte_len` readable bytes; the block has as many.
     unsafe { state.queue.upload(address, args.data, args.byte_len) }?;
-    state.pool.set_constant(address);
+    state.pool.set_constant(address, args.byte_len);
     if let Some(release) = args.release {
         // SAFETY: the slot's contract: called once, since this succeeds.
         unsafe { release(args.owner) };

@@ -271,3 +271,20 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn an_address_is_found_in_the_block_that_is_constant() {
+    let mut blocks = Blocks::default();
+    blocks.constant.insert(1000, 100);
+    blocks.constant.insert(2000, 50);
+    for (address, expected) in [
+        (999, None),
+        (1000, Some(100)),
+        (1099, Some(100)),
+        (1100, None),
+        (2049, Some(50)),
+        (2050, None),
+    ] {
+        assert_eq!(blocks.constant_around(address), expected, "{address}");
+    }
+}
