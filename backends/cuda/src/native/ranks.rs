@@ -4,6 +4,7 @@ use core::ffi::c_void;
 use std::sync::Arc;
 
 use mlxcel_abi::{AbiError, DType, ErrorObj, Result, Status, Tensor, status};
+use mlxcel_backend_mlx::native::View;
 use mlxcel_backend_mlx::stream::Device;
 
 use super::pending::{Pending, hold, let_go};
@@ -119,27 +120,30 @@ impl State {
         self.submit_rank_sum(device, sum, Onto::default())
     }
 
-    /// The sum of the two tensors at `inputs`, of so many bytes, where one of them is a sum over ranks that waits: both sums are
-    /// submitted as one. `make` gives the result, and where it is.
+    /// The sum of two tensors, where one of them is a sum over ranks that waits: both sums are submitted as one.
     pub(super) fn take_rank_sum(
         &mut self,
         device: &Device<'_>,
-        inputs: [usize; 2],
-        make: impl FnOnce(&Self) -> Result<(Tensor, usize)>,
+        a: &View,
+        b: &View,
     ) -> Result<Option<Tensor>> {
         let Pending::RankSum(sum) = &self.pending else {
             return Ok(None);
         };
-        let residual = match inputs {
-            [a, b] if a == b => return Ok(None),
-            [a, b] if b == sum.out => a,
-            [a, b] if a == sum.out => b,
-            _ => return Ok(None),
+        let is_whole = |view: &View| {
+            view.dtype == sum.dtype
+                && is_plain(view, UNIT_BYTES)
+                && view.len() * view.dtype.size_bytes() == sum.bytes
         };
-        if !residual.is_multiple_of(UNIT_BYTES) {
+        if a.shape() != b.shape() || !is_whole(a) || !is_whole(b) || a.data == b.data {
             return Ok(None);
         }
-        let (made, total) = make(self)?;
+        let residual = match sum.out {
+            out if out == b.data as usize => a.data as usize,
+            out if out == a.data as usize => b.data as usize,
+            _ => return Ok(None),
+        };
+        let (made, total) = self.output(device, a.dtype, a.shape())?;
         let Pending::RankSum(sum) = core::mem::take(&mut self.pending) else {
             return Ok(None);
         };

@@ -231,13 +231,10 @@ pub(super) fn pairwise(
     let handles = [a, b];
     state.settle(&device, &handles)?;
     let (a, b) = (state.input(&device, a)?, state.input(&device, b)?);
-    if kind == binary_kind::ADD && a.dtype == b.dtype && a.shape() == b.shape() && is_plain(&a, 4) {
-        let made = state.take_rank_sum(&device, [a.data as usize, b.data as usize], |state| {
-            state.output(&device, a.dtype, a.shape())
-        })?;
-        if made.is_some() {
-            return Ok(made);
-        }
+    if kind == binary_kind::ADD
+        && let Some(made) = state.take_rank_sum(&device, &a, &b)?
+    {
+        return Ok(Some(made));
     }
     state.flush(&device)?;
     let is_row = b.shape().len() == 1 && a.shape().last() == b.shape().first();
