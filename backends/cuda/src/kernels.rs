@@ -305,7 +305,8 @@ mod tests {
             [(64, 3), (128, 1), (128, 4)].map(|(width, group)| Text::Decode { width, group }),
         );
         texts.extend(
-            [(4, 64), (8, 32), (16, 64)].map(|(bits, group_size)| Text::Router { bits, group_size }),
+            [(4, 64), (8, 32), (16, 64)]
+                .map(|(bits, group_size)| Text::Router { bits, group_size }),
         );
         for (bits, group_size) in [(4, 64), (4, 128), (8, 64), (16, 64)] {
             texts.push(Text::Streamed {

@@ -176,6 +176,8 @@ class Variant:
         self.modules, self.functions = {}, {}
         self.has_decode = os.path.exists(os.path.join(self.folder, "decode.cu"))
         self.has_scales = "scales[3]" in self.text(["streamed.cu"])
+        self.has_head_norms = "HeadNorms" in self.text(["rows.cu"])
+        self.clusters = ["cluster.cuh"] if os.path.exists(os.path.join(self.folder, "cluster.cuh")) else []
 
     def text(self, files):
         return "".join(open(os.path.join(self.folder, file)).read() for file in files)
@@ -194,7 +196,7 @@ class Variant:
             yield ("attention", width), ["common.cuh", "attention.cu"], base + heads
             if self.has_decode:
                 stages = [] if any(d.startswith("DECODE_STAGES") for d in base) else ["DECODE_STAGES=2"]
-                yield ("decode", width), ["common.cuh", "decode.cu"], base + heads + stages
+                yield ("decode", width), ["common.cuh", *self.clusters, "decode.cu"], base + heads + stages
 
     def function(self, key, name, shared=0):
         if (key, name) not in self.functions:
@@ -227,16 +229,16 @@ class Weight:
             maps += cuda.tensor_map(1, t.data_ptr(), n, groups, 2 * groups, 8, GROUPS, False)
         self.maps = torch.frombuffer(bytearray(maps), dtype=torch.uint8).to(DEVICE)
 
+    def matrix(self, first, count):
+        """Rows in float64."""
+        rows, shifts = slice(first, first + count), torch.arange(0, 32, 4, device=DEVICE, dtype=torch.int32)
+        values = ((self.words[rows].unsqueeze(-1) >> shifts) & 15).reshape(-1, self.k // GROUP_SIZE, GROUP_SIZE).double()
+        values = values * self.scales[rows].double().unsqueeze(-1) + self.biases[rows].double().unsqueeze(-1)
+        return values.reshape(-1, self.k)
+
     def times(self, x):
         """x @ w^T in float64."""
-        parts = []
-        shifts = torch.arange(0, 32, 4, device=DEVICE, dtype=torch.int32)
-        for first in range(0, self.n, 8192):
-            rows = slice(first, first + 8192)
-            values = ((self.words[rows].unsqueeze(-1) >> shifts) & 15).reshape(-1, self.k // GROUP_SIZE, GROUP_SIZE).double()
-            values = values * self.scales[rows].double().unsqueeze(-1) + self.biases[rows].double().unsqueeze(-1)
-            parts.append(x.double() @ values.reshape(-1, self.k).T)
-        return torch.cat(parts, 1)
+        return torch.cat([x.double() @ self.matrix(first, 8192).T for first in range(0, self.n, 8192)], 1)
 
 
 def normed(x, w):
@@ -339,7 +341,7 @@ def products(cuda, variants, table):
 class Attention:
     """Pools, page tables and rows of several layers, every row the newest of its sequence."""
 
-    def __init__(self, sequences, keys, heads, kv_heads, width, layers):
+    def __init__(self, sequences, keys, heads, kv_heads, width, layers, is_normed=False):
         self.sequences, self.keys, self.heads, self.kv_heads, self.width = sequences, keys, heads, kv_heads, width
         self.table_width = -(-keys >> PAGE_SHIFT)
         self.pages = sequences * self.table_width
@@ -360,9 +362,12 @@ class Attention:
         self.counters = torch.zeros(1 << 16, device=DEVICE, dtype=torch.int32)
         self.bytes = sequences * keys * kv_heads * width * 4
         self.exact = None
+        # Weights of the norms of heads.
+        self.norms = [random(width), random(width)] if is_normed else None
 
-    def rotated(self, t):
-        t = t.float().reshape(self.sequences, -1, self.width)
+    def rotated(self, t, norm=None):
+        t = t.reshape(self.sequences, -1, self.width)
+        t = (t if norm is None else normed(t, norm).bfloat16()).float()
         angle = (self.positions.double().unsqueeze(1) * self.table.double()).unsqueeze(1)
         cosine, sine = angle.cos().float(), angle.sin().float()
         a, b = t.chunk(2, -1)
@@ -370,7 +375,8 @@ class Attention:
 
     def reference(self, layer):
         """Result, and the key that is appended."""
-        q, k = self.rotated(self.q), self.rotated(self.k).bfloat16().float()
+        q, k = [self.rotated(t, n) for t, n in zip((self.q, self.k), self.norms or (None, None))]
+        k = k.bfloat16().float()
         outs = []
         for s in range(self.sequences):
             keys, values = [p[self.page_table[s].long()].reshape(-1, self.kv_heads, self.width)[:self.keys].float() for p in self.pools[layer]]
@@ -381,39 +387,63 @@ class Attention:
         return torch.stack(outs), k
 
     def apart(self, cuda, variant, layer):
-        """Rotation and append, then attention."""
+        """Norms of heads, rotation and append, then attention."""
         keys, values = [p.data_ptr() for p in self.pools[layer]]
         half = self.width // 2
         elements = (self.heads + self.kv_heads) * (self.width - half) + self.kv_heads * self.width
         across = min(64, -(-elements // 256))
+        norms, before, q, k = [], [], self.q, self.k
+        if variant.has_head_norms:
+            across = -(-(self.heads + 2 * self.kv_heads) // 8)
+            norms = [struct.pack("2Qfi", *self.norm_addresses(), EPS, self.norms is not None)]
+        elif self.norms is not None:
+            q, k = self.turned[0].clone(), self.turned[1].clone()
+            for x, to, norm in ((self.q, q, self.norms[0]), (self.k, k, self.norms[1])):
+                rows = x.numel() // self.width
+                before.append(Call(cuda, variant.function(("rows",), "rms_norm_short"), (-(-rows // 8), 1, 1), 256, 0,
+                                   [x.data_ptr(), norm.data_ptr(), to.data_ptr(), rows, self.width, EPS], (to,)))
         rope = Call(cuda, variant.function(("rows",), "rope_append"), (self.sequences, across, 1), 256, 0,
-                    [self.q.data_ptr(), self.k.data_ptr(), self.v.data_ptr(), self.positions.data_ptr(), self.table.data_ptr(),
+                    [q.data_ptr(), k.data_ptr(), self.v.data_ptr(), self.positions.data_ptr(), self.table.data_ptr(),
                      self.turned[0].data_ptr(), self.turned[1].data_ptr(), keys, values, self.slots.data_ptr(), self.heads, self.kv_heads,
-                     self.width, self.width, 0, 0, 1.0, self.pages << PAGE_SHIFT])
-        group = self.heads // self.kv_heads
+                     self.width, self.width, 0, 0, 1.0, self.pages << PAGE_SHIFT, *norms])
+        group = self.group(8)
         count = self.kv_heads * self.sequences
         splits = max(1, min((2 * cuda.processors) // count, -(-(self.table_width << PAGE_SHIFT) // 64), 64))
-        decode = Call(cuda, variant.function(("attention", self.width), "decode_rows"), (splits, self.heads // group, self.sequences), 128, 0,
+        key = ("attention", self.width) if group <= 4 else ("attention", self.width, group)
+        decode = Call(cuda, variant.function(key, "decode_rows"), (splits, self.heads // group, self.sequences), 128, 0,
                       [self.turned[0].data_ptr(), keys, values, self.rows.data_ptr(), self.positions.data_ptr(), self.page_table.data_ptr(), 0,
                        self.out.data_ptr(), self.parts.data_ptr(), self.counters.data_ptr(), self.sequences, self.heads, self.kv_heads,
                        PAGE_SHIFT, self.table_width, self.pages, 0, 1 / math.sqrt(self.width), 0.0, 0])
-        return [rope, decode]
+        return [*before, rope, decode]
+
+    def norm_addresses(self):
+        return [n.data_ptr() for n in self.norms] if self.norms is not None else [0, 0]
+
+    def group(self, most):
+        """Query heads of a block."""
+        each = self.heads // self.kv_heads
+        return next(g for g in (8, 4, 3, 2, 1) if each % g == 0 and g <= most)
 
     def together(self, cuda, variant, layer):
         """All in one."""
         keys, values = [p.data_ptr() for p in self.pools[layer]]
-        count, capacity = self.kv_heads * self.sequences, self.table_width << PAGE_SHIFT
+        across, capacity = self.heads // self.group(4), self.table_width << PAGE_SHIFT
+        count = across * self.sequences
         cluster = variant.options.get("cluster", next((c for c in (8, 4, 2) if count * c <= 2 * cuda.processors), 1))
         clusters = variant.options.get("clusters", max(1, min(2 * cuda.processors // (count * cluster), capacity // 1024, 8)))
-        record = struct.pack("14Q10i3fi", self.q.data_ptr(), self.k.data_ptr(), self.v.data_ptr(), keys, values, self.rows.data_ptr(),
-                             self.positions.data_ptr(), self.page_table.data_ptr(), self.slots.data_ptr(), self.table.data_ptr(), 0,
-                             self.out.data_ptr(), self.parts.data_ptr(), self.counters.data_ptr(), self.heads, self.kv_heads, PAGE_SHIFT,
-                             self.table_width, self.pages, 0, self.width, 0, 0, self.sequences,
-                             1 / math.sqrt(self.width), 0.0, 1.0, 0)
+        record = struct.pack("11Q", self.q.data_ptr(), self.k.data_ptr(), self.v.data_ptr(), keys, values, self.rows.data_ptr(),
+                             self.positions.data_ptr(), self.page_table.data_ptr(), self.slots.data_ptr(), self.table.data_ptr(), 0)
+        if variant.has_head_norms:
+            record += struct.pack("2Q", *self.norm_addresses())
+        record += struct.pack("3Q10i4f", self.out.data_ptr(), self.parts.data_ptr(), self.counters.data_ptr(), self.heads, self.kv_heads,
+                              PAGE_SHIFT, self.table_width, self.pages, 0, self.width, 0, 0, self.sequences,
+                              1 / math.sqrt(self.width), 0.0, 1.0, EPS)
+        if variant.has_head_norms:
+            record += struct.pack("2i", self.norms is not None, 0)
         stages = next((int(d.split("=")[1]) for d in variant.defines if d.startswith("DECODE_STAGES")), 2)
         shared = 8 * stages * 2 * 4 * 512
         function = variant.function(("decode", self.width), f"decode_{cluster}", 200 << 10)
-        return [Call(cuda, function, (cluster * clusters, self.kv_heads, self.sequences), 256, shared, [record])]
+        return [Call(cuda, function, (cluster * clusters, across, self.sequences), 256, shared, [record])]
 
     def check(self, calls, layer=0):
         if self.exact is None:
@@ -522,8 +552,7 @@ class Table:
         sys.stdout.flush()
 
 
-def main(arguments):
-    parts = {"products": products, "sample": samples, "layers": layers, "attention": attentions}
+def main(arguments, parts, kind=Variant):
     chosen, given, left = list(parts), [], list(arguments)
     while left:
         argument = left.pop(0)
@@ -540,7 +569,7 @@ def main(arguments):
     torch.zeros(1, device=DEVICE)
     torch.backends.cuda.matmul.allow_tf32 = False
     cuda = Cuda()
-    variants = [Variant(cuda, g) for g in given]
+    variants = [kind(cuda, g) for g in given]
     jobs, modules = {}, {}
     with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
         for variant in variants:
@@ -567,4 +596,4 @@ def main(arguments):
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main(sys.argv[1:], {"products": products, "sample": samples, "layers": layers, "attention": attentions}))

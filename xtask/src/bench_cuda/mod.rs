@@ -8,6 +8,7 @@
 //!   faults.py                             checks what happens when memory runs out
 //!   gguf_checkpoint.py                    the same shapes as GGUF, for other programs; run by hand
 //!   kernels.py  kernels/...               checks and times the kernels of a decode step by themselves
+//!   mixture.py                            the same for those of a mixture of experts
 //!   mlx_lm_speed.py                       mlx-lm on one of the checkpoints, within its own time
 //!   run.sh                                checks, measures, prints tables
 //! ```
@@ -31,12 +32,13 @@ const CONFORMANCE: &str = "conformance";
 /// Where the kernels' texts are.
 const KERNELS: &str = "backends/cuda/src/kernels";
 /// Scripts of the bundle, by name.
-const SCRIPTS: [(&str, &str); 7] = [
+const SCRIPTS: [(&str, &str); 8] = [
     ("checkpoint.py", include_str!("checkpoint.py")),
     ("conformance.py", include_str!("conformance.py")),
     ("faults.py", include_str!("faults.py")),
     ("gguf_checkpoint.py", include_str!("gguf_checkpoint.py")),
     ("kernels.py", include_str!("kernels.py")),
+    ("mixture.py", include_str!("mixture.py")),
     ("mlx_lm_speed.py", include_str!("mlx_lm_speed.py")),
     ("run.sh", include_str!("run.sh")),
 ];

@@ -13,6 +13,7 @@ fi
 mlxcel="$here/bin/mlxcel"
 "$mlxcel" doctor || exit 1
 python3 "$here/kernels.py" "$here/kernels" || exit 1
+python3 "$here/mixture.py" "$here/kernels" || exit 1
 # gguf_checkpoint.py writes the same shapes for llama.cpp, which is not measured here.
 for case in "llama8b 4" "llama8b 16" "smollm2 4"; do
     # shellcheck disable=SC2086

@@ -8,22 +8,26 @@ __device__ __forceinline__ float logit(const void* from, size_t at) {
 #endif
 }
 
-// A warp a row, up to 32 * HELD experts of which 32 at most are chosen. NaN comes after all other numbers.
+// Keys are in the order of the numbers, NaN before all of them, and 0 is none.
+__device__ __forceinline__ u32 key_of(float v) {
+  const u32 bits = __float_as_uint(v);
+  return v != v ? 1 : bits & 0x80000000u ? ~bits : bits | 0x80000000u;
+}
+__device__ __forceinline__ float number_of(u32 key) {
+  return key == 1 ? -kInfinity : __uint_as_float(key & 0x80000000u ? key & 0x7FFFFFFFu : ~key);
+}
+
+// The `chosen` highest of a row, which a warp holds: its lane has those at i * 32 + lane, 32 at most are chosen. NaN comes after
+// all other numbers, and the first of equals first.
 template <int kHeld>
-__device__ __forceinline__ void route(const void* logits, u32* experts, void* weights, int rows, int n, int chosen, int renormalised) {
-  let_next_start();
-  wait_for_inputs();
-  const int lane = threadIdx.x & 31, row = blockIdx.x * 8 + (threadIdx.x >> 5);
-  if (row >= rows) {
-    return;
-  }
-  float held[kHeld];
+__device__ __forceinline__ void choose(
+    const float (&held)[kHeld], int n, int chosen, int renormalised, int lane, u32* experts, void* weights) {
   float most = -kInfinity;
+  u32 keys[kHeld];
 #pragma unroll
   for (int i = 0; i < kHeld; ++i) {
-    int at = i * 32 + lane;
-    held[i] = at < n ? logit(logits, static_cast<size_t>(row) * n + at) : -kInfinity;
-    most = fmaxf(most, held[i]);
+    keys[i] = i * 32 + lane < n ? key_of(held[i]) : 0;
+    most = fmaxf(most, i * 32 + lane < n ? held[i] : -kInfinity);
   }
 #pragma unroll
   for (int step = 16; step > 0; step /= 2) {
@@ -41,33 +45,23 @@ __device__ __forceinline__ void route(const void* logits, u32* experts, void* we
     }
   }
   // Lane c keeps the c-th choice.
-  u32 taken = 0, own_expert = 0;
+  u32 own_expert = 0;
   float own_logit = -kInfinity;
   for (int c = 0; c < chosen; ++c) {
-    float best = -kInfinity;
-    int best_at = 0x7FFFFFFF;
+    u32 best = 0, at = 0;
+#pragma unroll
+    for (int i = kHeld - 1; i >= 0; --i) {
+      const bool is_better = keys[i] >= best;
+      best = is_better ? keys[i] : best, at = is_better ? i * 32 + lane : at;
+    }
+    const u32 highest = __reduce_max_sync(0xFFFFFFFFu, best);
+    const u32 first = __reduce_min_sync(0xFFFFFFFFu, best == highest ? at : 0xFFFFFFFFu);
 #pragma unroll
     for (int i = 0; i < kHeld; ++i) {
-      int at = i * 32 + lane;
-      bool is_free = at < n && !(taken >> i & 1);
-      if (is_free && (best_at == 0x7FFFFFFF || held[i] > best)) {
-        best = held[i] == held[i] ? held[i] : -kInfinity;
-        best_at = at;
-      }
-    }
-#pragma unroll
-    for (int step = 16; step > 0; step /= 2) {
-      float other = __shfl_xor_sync(0xFFFFFFFFu, best, step);
-      int other_at = __shfl_xor_sync(0xFFFFFFFFu, best_at, step);
-      if (other > best || (other == best && other_at < best_at)) {
-        best = other, best_at = other_at;
-      }
-    }
-    if ((best_at & 31) == lane) {
-      taken |= 1u << (best_at >> 5);
+      keys[i] = first == i * 32 + lane ? 0 : keys[i];
     }
     if (lane == c) {
-      own_expert = best_at, own_logit = best;
+      own_expert = first, own_logit = number_of(highest);
     }
   }
   float share = lane < chosen ? __expf(own_logit - most) : 0.0f;
@@ -79,14 +73,32 @@ __device__ __forceinline__ void route(const void* logits, u32* experts, void* we
     }
   }
   if (lane < chosen) {
-    const size_t at = static_cast<size_t>(row) * chosen + lane;
-    experts[at] = own_expert;
+    experts[lane] = own_expert;
 #if LOGITS_F32
-    static_cast<float*>(weights)[at] = share / total;
+    static_cast<float*>(weights)[lane] = share / total;
 #else
-    static_cast<u16*>(weights)[at] = from_float(share / total);
+    static_cast<u16*>(weights)[lane] = from_float(share / total);
 #endif
   }
+}
+
+// A warp a row, up to 32 * HELD experts.
+template <int kHeld>
+__device__ __forceinline__ void route(const void* logits, u32* experts, void* weights, int rows, int n, int chosen, int renormalised) {
+  let_next_start();
+  wait_for_inputs();
+  const int lane = threadIdx.x & 31, row = blockIdx.x * 8 + (threadIdx.x >> 5);
+  if (row >= rows) {
+    return;
+  }
+  float held[kHeld];
+#pragma unroll
+  for (int i = 0; i < kHeld; ++i) {
+    int at = i * 32 + lane;
+    held[i] = at < n ? logit(logits, static_cast<size_t>(row) * n + at) : -kInfinity;
+  }
+  const size_t first = static_cast<size_t>(row) * chosen;
+  choose(held, n, chosen, renormalised, lane, experts + first, static_cast<u8*>(weights) + first * (LOGITS_F32 ? 4 : 2));
 }
 
 #define ROUTE(HELD)                                                                                             \

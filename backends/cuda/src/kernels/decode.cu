@@ -53,21 +53,6 @@ constexpr int kWarps = 8, kStages = DECODE_STAGES;
 __device__ __forceinline__ void prefetch(const void* p) {
   asm volatile("prefetch.global.L2 [%0];" ::"l"(p));
 }
-__device__ __forceinline__ void cluster_arrive() {
-  asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
-}
-__device__ __forceinline__ void cluster_wait() {
-  asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
-}
-// A number in the shared memory of another block of the cluster.
-__device__ __forceinline__ float of_block(const float* own, int block) {
-  u32 address;
-  float v;
-  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(address) : "r"(shared_address(own)), "r"(block));
-  asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(v) : "r"(address));
-  return v;
-}
-
 __device__ __forceinline__ void unpack(const uint4& v, float (&f)[8]) {
   f[0] = low_float(v.x), f[1] = high_float(v.x), f[2] = low_float(v.y), f[3] = high_float(v.y);
   f[4] = low_float(v.z), f[5] = high_float(v.z), f[6] = low_float(v.w), f[7] = high_float(v.w);

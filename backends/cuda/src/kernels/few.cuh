@@ -107,31 +107,42 @@ struct Pair {
   int kind;
 };
 
-// UNROLL pieces of a thread's rows of the weight, from `k_first` on and `k_step` apart, times the same of its row of x.
+// UNROLL pieces of a thread's rows of the weight.
 template <int BITS, int TILES, int UNROLL>
-__device__ __forceinline__ void add_products(
-    float (&sums)[TILES][4], const u8* const (&own)[2 * TILES], const u16* const (&own_scales)[2 * TILES],
-    const u16* const (&own_biases)[2 * TILES], const u16* own_x, bool has_x, int k_total, int k_first, int k_step, const Around& around,
-    float factor) {
-  constexpr int kOwn = Form<BITS>::kOwn, kHalves = 2 * TILES;
-  uint4 q[UNROLL][kHalves];
-  u16 s[UNROLL][kHalves], b[UNROLL][kHalves];
+struct Pieces {
+  uint4 q[UNROLL][2 * TILES];
+  u16 s[UNROLL][2 * TILES], b[UNROLL][2 * TILES];
+};
+
+// Those from `k_first` on and `k_step` apart.
+template <int BITS, int TILES, int UNROLL>
+__device__ __forceinline__ void load_pieces(
+    Pieces<BITS, TILES, UNROLL>& held, const u8* const (&own)[2 * TILES], const u16* const (&own_scales)[2 * TILES],
+    const u16* const (&own_biases)[2 * TILES], int k_total, int k_first, int k_step) {
 #pragma unroll
   for (int u = 0; u < UNROLL; ++u) {
     int k = k_first + u * k_step;
     bool there = k < k_total;
 #pragma unroll
-    for (int t = 0; t < kHalves; ++t) {
-      q[u][t] = there ? load_once(own[t] + static_cast<size_t>(k) * BITS / 8) : make_uint4(0, 0, 0, 0);
+    for (int t = 0; t < 2 * TILES; ++t) {
+      held.q[u][t] = there ? load_once(own[t] + static_cast<size_t>(k) * BITS / 8) : make_uint4(0, 0, 0, 0);
       if constexpr (BITS < 16) {
-        s[u][t] = there ? __ldg(own_scales[t] + k / GROUP_SIZE) : 0;
-        b[u][t] = there ? __ldg(own_biases[t] + k / GROUP_SIZE) : 0;
+        held.s[u][t] = there ? __ldg(own_scales[t] + k / GROUP_SIZE) : 0;
+        held.b[u][t] = there ? __ldg(own_biases[t] + k / GROUP_SIZE) : 0;
       }
     }
   }
-  // A quantised weight does not depend on the launch before, and a plain one is not launched early. This also keeps the loads
-  // above together: without it the compiler spreads them over what follows.
-  wait_for_inputs();
+}
+
+// Times the same pieces of the thread's row of x.
+template <int BITS, int TILES, int UNROLL>
+__device__ __forceinline__ void multiply_pieces(
+    float (&sums)[TILES][4], const Pieces<BITS, TILES, UNROLL>& held, const u16* own_x, bool has_x, int k_total, int k_first, int k_step,
+    const Around& around, float factor) {
+  constexpr int kOwn = Form<BITS>::kOwn;
+  const auto& q = held.q;
+  const auto& s = held.s;
+  const auto& b = held.b;
 #pragma unroll
   for (int u = 0; u < UNROLL; ++u) {
     int k = k_first + u * k_step;
@@ -169,6 +180,19 @@ __device__ __forceinline__ void add_products(
       }
     }
   }
+}
+
+template <int BITS, int TILES, int UNROLL>
+__device__ __forceinline__ void add_products(
+    float (&sums)[TILES][4], const u8* const (&own)[2 * TILES], const u16* const (&own_scales)[2 * TILES],
+    const u16* const (&own_biases)[2 * TILES], const u16* own_x, bool has_x, int k_total, int k_first, int k_step, const Around& around,
+    float factor) {
+  Pieces<BITS, TILES, UNROLL> held;
+  load_pieces(held, own, own_scales, own_biases, k_total, k_first, k_step);
+  // A quantised weight does not depend on the launch before, and a plain one is not launched early. This also keeps the loads
+  // above together: without it the compiler spreads them over what follows.
+  wait_for_inputs();
+  multiply_pieces(sums, held, own_x, has_x, k_total, k_first, k_step, around, factor);
 }
 
 // Which row of x is the `row`-th, and which of the result.

@@ -1,9 +1,7 @@
 //! Gated blocks of a mixture of experts.
 //!
 //! Three ways, by how many pairs of a row and an expert there are. With few, each pair is for itself, and one kernel gates and
-//! another sums. With more, pairs are put in order of experts, so that a weight is read once for up to eight of them. With many,
-//! rows are brought together and go through `tiled`, in groups of one expert. How many groups there are is known on the device
-//! alone: launches are as large as it can be, and blocks without work end at once.
+//! another sums (here). With more, pairs are put in order of experts (`grouped.rs`).
 
 use mlxcel_abi::fused_args::{LinearWeight, MixtureArgs};
 use mlxcel_abi::kinds::glu as glu_kind;
@@ -12,27 +10,18 @@ use mlxcel_abi::{DType, Result, Tensor};
 use mlxcel_backend_mlx::stream::Device;
 
 use super::fused::rows_of;
-use super::maps::Reader;
-use super::plan::{Tiles, divides};
+use super::grouped::Order;
 use super::products::{PLAIN_GROUP_SIZE, Weight, weight};
 use super::routing::MOST_EXPERTS;
-use super::rows::pairs as line_of_pairs;
-use super::submit::weights;
 use super::{State, is_half, is_plain, slot, small};
-use crate::driver::{Arguments, Element, Shape, Tiling};
-use crate::kernels::{GROUP_ARCHITECTURE, TILE_TEAMS, Text};
+use crate::driver::{Arguments, Shape};
+use crate::kernels::ENGINE_ARCHITECTURE;
 
 /// Pairs up to which each is for itself.
 const MOST_SINGLE: usize = 64;
-/// Pairs of an expert that `experts_gated` takes at a time.
-const SMALL_GROUP: usize = 8;
-/// Values of K that the kernels of groups take at a time, and most bytes of the rows of a group.
-const GROUPED_PIECE: usize = 256;
-const MOST_ROW_BYTES: usize = 64 << 10;
-/// Pairs an expert, on the average, from which on `tiled` is the better.
-const TILED_FROM: usize = 8;
-/// Blocks along the second dimension of a launch.
-const MOST_GROUPS: usize = 65_535;
+/// Values of K that the kernels for quantised stacks take at a time, and most of them that `pairs_gated` and `pairs_summed` take.
+const PIECE: usize = 256;
+const MOST_COLUMNS: usize = 8192;
 
 pub(super) fn install(table: &mut BackendOps) {
     table.mixture = mixture;
@@ -45,20 +34,29 @@ slot!(mixture(args: *const MixtureArgs) |device, state| {
 
 /// A stack of matrices `[E, rows, columns]`; `whole` has all of their rows.
 #[derive(Debug, Clone, Copy)]
-struct Stack {
-    whole: Weight,
-    experts: usize,
-    rows: usize,
+pub(super) struct Stack {
+    pub(super) whole: Weight,
+    pub(super) experts: usize,
+    pub(super) rows: usize,
 }
 
 impl Stack {
     /// As one of the matrices is wide, for kernels that find the others behind it.
-    fn single(&self, words: usize) -> Weight {
+    pub(super) fn single(&self, words: usize) -> Weight {
         Weight {
             words,
             rows: self.rows,
             ..self.whole
         }
+    }
+
+    /// Whether the kernels that take quantised values as they are can read the stack.
+    pub(super) fn is_in_pieces(&self) -> bool {
+        let w = &self.whole;
+        w.bits == 4
+            && matches!(w.group_size, 64 | 128)
+            && w.columns.is_multiple_of(PIECE)
+            && (w.scales | w.biases).is_multiple_of(16)
     }
 }
 
@@ -114,20 +112,20 @@ fn stack(
 }
 
 /// One call, with what was found in it.
-struct Mixture {
-    x: usize,
-    dtype: DType,
-    rows: usize,
-    chosen: usize,
+pub(super) struct Mixture {
+    pub(super) x: usize,
+    pub(super) dtype: DType,
+    pub(super) rows: usize,
+    pub(super) chosen: usize,
     /// Addresses of the choice and of its weights.
-    experts: usize,
-    weights: usize,
-    residual: usize,
-    gate: Stack,
-    up: Stack,
-    down: Stack,
-    kind: i32,
-    out: usize,
+    pub(super) experts: usize,
+    pub(super) weights: usize,
+    pub(super) residual: usize,
+    pub(super) gate: Stack,
+    pub(super) up: Stack,
+    pub(super) down: Stack,
+    pub(super) kind: i32,
+    pub(super) out: usize,
 }
 
 fn mixed(device: Device<'_>, state: &mut State, args: &MixtureArgs) -> Result<Option<Tensor>> {
@@ -203,10 +201,10 @@ fn mixed(device: Device<'_>, state: &mut State, args: &MixtureArgs) -> Result<Op
 
 /// Blocks that kernels of one call need between them: whoever is given their memory comes after these.
 #[derive(Default)]
-struct Held(Vec<(usize, usize)>);
+pub(super) struct Held(Vec<(usize, usize)>);
 
 impl Held {
-    fn take(&mut self, state: &State, bytes: usize) -> Result<usize> {
+    pub(super) fn take(&mut self, state: &State, bytes: usize) -> Result<usize> {
         let block = state.pool.take(state.driver, bytes)?;
         self.0.push(block);
         Ok(block.0)
@@ -219,103 +217,147 @@ impl Held {
     }
 }
 
-/// Pairs in order of experts; addresses on the device.
-#[derive(Debug, Clone, Copy, Default)]
-struct Order {
-    groups: usize,
-    count: usize,
-    /// Row of x for every place in the order.
-    rows: usize,
-    /// Place of every pair.
-    places: usize,
-    /// Groups at most.
-    most_groups: usize,
+/// How pairs are made each for itself: warps of a block and shared memory that it takes, by `pairs_gated` and by `pairs_summed`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Apart {
+    gated_warps: usize,
+    gated_bytes: u32,
+    summed_warps: usize,
+    summed_bytes: u32,
+}
+
+impl Apart {
+    fn of(gate: &Weight, down: &Weight, chosen: usize) -> Option<Self> {
+        const MOST_WARPS: usize = 8;
+        /// Three such blocks find room on a multiprocessor.
+        const BLOCK_BYTES: usize = 72 << 10;
+        // As the kernels lay out their shared memory: a warp's barriers, its rows, their scales and biases.
+        let slot = |w: &Weight| {
+            let groups = w.columns / w.group_size as usize;
+            8 * 8 + 16 * (w.columns / 2 + 32) + 4 * 8 * groups * 2
+        };
+        let (wide, narrow) = (slot(gate), slot(down) + 2 * down.columns);
+        let gated_warps = (BLOCK_BYTES - 2 * gate.columns.min(BLOCK_BYTES / 4)) / wide;
+        let gated_warps = gated_warps.clamp(1, MOST_WARPS);
+        let summed_warps = chosen.min(MOST_WARPS);
+        let bytes = |n: usize| u32::try_from(n).ok();
+        Some(Self {
+            gated_warps,
+            gated_bytes: bytes(gated_warps * wide + 2 * gate.columns)?,
+            summed_warps,
+            summed_bytes: bytes(summed_warps * narrow)?,
+        })
+    }
 }
 
 impl Mixture {
-    fn pairs(&self) -> usize {
+    pub(super) fn pairs(&self) -> usize {
         self.rows * self.chosen
     }
 
-    fn bytes(&self, rows: usize, columns: usize) -> usize {
+    pub(super) fn bytes(&self, rows: usize, columns: usize) -> usize {
         rows * columns * self.dtype.size_bytes()
     }
 
     fn submit(&self, state: &mut State, held: &mut Held) -> Result<()> {
+        if state.keeps_rows_apart {
+            // However many there are; a launch has room for so many.
+            let most_rows = (MOST_GROUPS / self.chosen.max(1)).max(1);
+            return (0..self.rows)
+                .step_by(most_rows)
+                .try_for_each(|first| self.part(first, most_rows).submit_single(state, held));
+        }
         if self.pairs() <= MOST_SINGLE {
-            let both = self.gated(state, held, None)?;
-            return self.summed(state, both);
+            return self.submit_single(state, held);
         }
-        if let Some(size) = self.tile_rows(state) {
-            return self.tiled(state, held, size);
+        self.submit_grouped(state, held)
+    }
+
+    /// At most `count` rows from `first` on.
+    fn part(&self, first: usize, count: usize) -> Self {
+        let x = first * self.gate.whole.columns * self.dtype.size_bytes();
+        let pairs = first * self.chosen;
+        Self {
+            x: self.x + x,
+            rows: count.min(self.rows - first),
+            experts: self.experts + pairs * size_of::<u32>(),
+            weights: self.weights + pairs * self.dtype.size_bytes(),
+            residual: match self.residual {
+                0 => 0,
+                residual => residual + x,
+            },
+            out: self.out + x,
+            ..*self
         }
-        let order = self.ordered(state, held, self.group_size(state))?;
-        let both = self.gated(state, held, Some(&order))?;
-        let y = self.product(state, held, both, &order)?;
-        self.sum_of_pairs(state, y, &order)
     }
 
-    /// Pairs of a group that the kernels have room for.
-    fn group_size(&self, state: &State) -> usize {
-        let room = |stack: &Stack| match self.shared_bytes(state, stack) {
-            Some(each) => (MOST_ROW_BYTES / each as usize).min(SMALL_GROUP),
-            None => SMALL_GROUP,
-        };
-        room(&self.gate).min(room(&self.down)).max(1)
+    /// Each pair for itself.
+    fn submit_single(&self, state: &mut State, held: &mut Held) -> Result<()> {
+        match self.apart(state) {
+            Some(apart) => self.submit_apart(state, held, &apart),
+            None => {
+                let both = self.gated(state, held, None)?;
+                self.summed(state, both)
+            }
+        }
     }
 
-    /// Shared memory that a row of x takes, if a stack is one that the kernels of groups take.
-    fn shared_bytes(&self, state: &State, stack: &Stack) -> Option<u32> {
-        let w = &stack.whole;
-        let row_bytes = (2 * w.columns) as u32;
-        let takes = w.bits == 4
-            && matches!(w.group_size, 64 | 128)
-            && w.columns.is_multiple_of(GROUPED_PIECE)
-            && (w.scales | w.biases).is_multiple_of(16)
-            && row_bytes as usize <= MOST_ROW_BYTES
-            && row_bytes <= state.most_shared_bytes;
-        takes.then_some(row_bytes)
+    /// How each pair is made for itself by the copy engine, if it can be.
+    fn apart(&self, state: &State) -> Option<Apart> {
+        /// Columns of a tile of the result.
+        const COLUMNS: usize = 16;
+        let takes = state.architecture >= ENGINE_ARCHITECTURE
+            && [self.gate, self.up, self.down]
+                .iter()
+                .all(|stack| stack.is_in_pieces() && stack.whole.columns <= MOST_COLUMNS)
+            && self.down.rows.is_multiple_of(COLUMNS);
+        let apart = Apart::of(&self.gate.whole, &self.down.whole, self.chosen)?;
+        (takes && apart.gated_bytes.max(apart.summed_bytes) <= state.most_shared_bytes)
+            .then_some(apart)
     }
 
-    /// Most groups of up to `size` pairs.
-    fn most_groups(&self, size: usize) -> usize {
-        self.pairs()
-            .min(self.gate.experts + self.pairs() / size)
-            .min(MOST_GROUPS)
-    }
-
-    fn ordered(&self, state: &mut State, held: &mut Held, size: usize) -> Result<Order> {
-        const COUNT_BYTES: usize = 16;
-        let most_groups = self.most_groups(size);
-        let (group_bytes, pair_bytes) = (16 * most_groups, 4 * self.pairs());
-        let count = held.take(state, COUNT_BYTES + group_bytes + 2 * pair_bytes)?;
-        let groups = count + COUNT_BYTES;
-        let order = Order {
-            groups,
-            count,
-            rows: groups + group_bytes,
-            places: groups + group_bytes + pair_bytes,
-            most_groups,
-        };
+    fn submit_apart(&self, state: &mut State, held: &mut Held, apart: &Apart) -> Result<()> {
+        let both = held.take(state, self.bytes(self.pairs(), self.gate.rows))?;
+        let text = self.gate.whole.experts_text();
+        let most = state.most_shared_bytes;
         let arguments = Arguments::new()
+            .record(&self.gate.whole.addresses())
+            .record(&self.up.whole.addresses())
+            .wide(self.x)
+            .wide(both)
             .wide(self.experts)
-            .wide(order.groups)
-            .wide(order.count)
-            .wide(order.rows)
-            .wide(order.places)
-            .int(self.pairs() as i32)
-            .int(self.gate.experts as i32)
             .int(self.chosen as i32)
-            .int(size as i32);
-        let shape = Shape::line(1, 1024);
-        let text = Text::Choice { is_full: false };
-        // SAFETY: room for all groups that there can be and for two numbers a pair.
-        unsafe { state.launch(text, self.dtype, "group_pairs", &shape, 0, arguments) }?;
-        Ok(order)
+            .int(self.gate.experts as i32)
+            .int(self.gate.rows as i32)
+            .int(self.gate.whole.columns as i32)
+            .int(self.kind);
+        // A warp has 8 columns of the result.
+        let blocks = self.gate.rows.div_ceil(8 * apart.gated_warps);
+        let shape = Shape {
+            grid: [blocks as u32, self.pairs() as u32, 1],
+            threads: 32 * apart.gated_warps as u32,
+            shared_bytes: apart.gated_bytes,
+        };
+        // SAFETY: the stacks' matrices are found by their sizes, which were compared; experts outside are the last one.
+        unsafe { state.launch(text, self.dtype, "pairs_gated", &shape, most, arguments) }?;
+        let arguments = self.of_summed(both);
+        let shape = Shape {
+            grid: [(self.down.rows / 16) as u32, self.rows as u32, 1],
+            threads: 32 * apart.summed_warps as u32,
+            shared_bytes: apart.summed_bytes,
+        };
+        let text = self.down.whole.experts_text();
+        // SAFETY: as above, and it comes right after `pairs_gated`; the residual is as large as the result, or null.
+        unsafe { state.launch(text, self.dtype, "pairs_summed", &shape, most, arguments) }
     }
 
     /// `f(gate x) * up x` of every pair, in the order that there is.
-    fn gated(&self, state: &mut State, held: &mut Held, order: Option<&Order>) -> Result<usize> {
+    pub(super) fn gated(
+        &self,
+        state: &mut State,
+        held: &mut Held,
+        order: Option<&Order>,
+    ) -> Result<usize> {
         let both = held.take(state, self.bytes(self.pairs(), self.gate.rows))?;
         let found = order.copied().unwrap_or_default();
         let arguments = Arguments::new()
@@ -355,7 +397,7 @@ impl Mixture {
     }
 
     /// What a kernel is allowed to be given: those of single pairs have their shared memory fixed.
-    fn most_shared(state: &State, shape: &Shape) -> u32 {
+    pub(super) fn most_shared(state: &State, shape: &Shape) -> u32 {
         match shape.shared_bytes {
             0 => 0,
             _ => state.most_shared_bytes,
@@ -363,7 +405,12 @@ impl Mixture {
     }
 
     /// `each` columns of the result a block.
-    fn by_groups(columns: usize, each: usize, groups: usize, shared_bytes: u32) -> Shape {
+    pub(super) fn by_groups(
+        columns: usize,
+        each: usize,
+        groups: usize,
+        shared_bytes: u32,
+    ) -> Shape {
         Shape {
             grid: [columns.div_ceil(each) as u32, groups as u32, 1],
             threads: 256,
@@ -373,209 +420,56 @@ impl Mixture {
 
     /// The result from gated activations of pairs that are in no order.
     fn summed(&self, state: &mut State, both: usize) -> Result<()> {
-        let arguments = Arguments::new()
-            .record(&self.down.whole.addresses())
-            .wide(both)
-            .wide(self.out)
-            .wide(self.experts)
-            .wide(self.weights)
-            .wide(self.residual)
-            .int(self.chosen as i32)
-            .int(self.down.experts as i32)
-            .int(self.down.rows as i32)
-            .int(self.down.whole.columns as i32);
+        let arguments = self.of_summed(both);
         let shape = Self::by_groups(self.down.rows, 16, self.rows, 0);
         let text = self.down.whole.experts_text();
         // SAFETY: as for `gated`; the residual is as large as the result, or null.
         unsafe { state.launch(text, self.dtype, "experts_summed", &shape, 0, arguments) }
     }
 
-    /// The last product of every pair, in order of experts.
-    fn product(
-        &self,
-        state: &mut State,
-        held: &mut Held,
-        both: usize,
-        order: &Order,
-    ) -> Result<usize> {
-        let y = held.take(state, self.bytes(self.pairs(), self.down.rows))?;
-        let arguments = Arguments::new()
+    /// What `pairs_summed` and `experts_summed` take.
+    fn of_summed(&self, both: usize) -> Arguments {
+        Arguments::new()
             .record(&self.down.whole.addresses())
             .wide(both)
-            .wide(y)
+            .wide(self.out)
             .wide(self.experts)
-            .wide(order.groups)
-            .wide(order.count)
-            .wide(0)
-            .int(self.down.experts as i32)
-            .int(self.down.rows as i32)
-            .int(self.down.whole.columns as i32);
-        let text = self.down.whole.experts_text();
-        let groups = order.most_groups;
-        let (name, shape) = match self.shared_bytes(state, &self.down) {
-            Some(each) => {
-                let bytes = each * self.group_size(state) as u32;
-                (
-                    "grouped_product",
-                    Self::by_groups(self.down.rows, 128, groups, bytes),
-                )
-            }
-            None => (
-                "experts_product",
-                Self::by_groups(self.down.rows, 16, groups, 0),
-            ),
-        };
-        let most = Self::most_shared(state, &shape);
-        // SAFETY: as for `gated`.
-        unsafe { state.launch(text, self.dtype, name, &shape, most, arguments) }?;
-        Ok(y)
-    }
-
-    fn sum_of_pairs(&self, state: &mut State, y: usize, order: &Order) -> Result<()> {
-        let words = self.down.rows / 2;
-        let arguments = Arguments::new()
-            .wide(y)
-            .wide(order.places)
             .wide(self.weights)
             .wide(self.residual)
-            .wide(self.out)
             .int(self.chosen as i32)
-            .int(words as i32);
-        let shape = Shape {
-            grid: [self.rows as u32, words.div_ceil(512).clamp(1, 64) as u32, 1],
-            threads: 256,
-            shared_bytes: 0,
-        };
-        let text = Text::Choice { is_full: false };
-        // SAFETY: a row of `y` for every pair; weights and places of as many.
-        unsafe { state.launch(text, self.dtype, "sum_pairs", &shape, 0, arguments) }
+            .int(self.down.experts as i32)
+            .int(self.down.rows as i32)
+            .int(self.down.whole.columns as i32)
     }
+}
 
-    /// Rows that a group of `tiled` has at most, if that is the way.
-    fn tile_rows(&self, state: &State) -> Option<usize> {
-        let each = self.pairs() / self.gate.experts;
-        let takes = state.architecture == GROUP_ARCHITECTURE
-            && each >= TILED_FROM
-            && divides(&self.gate.whole)
-            && divides(&self.up.whole)
-            && divides(&self.down.whole);
-        // Groups that most experts fill.
-        let size = match each {
-            ..=12 => 16,
-            13..=24 => 32,
-            25..=48 => 64,
-            _ => 128,
-        };
-        let tiles = 2 * self.gate.rows.max(self.down.rows).div_ceil(Tiles::ROWS);
-        let groups = self.most_groups(size);
-        let counted = Tiles::grouped(&self.gate.whole, size, tiles, groups, state.processors);
-        (takes && counted.is_some() && groups < MOST_GROUPS).then_some(size)
-    }
+#[cfg(test)]
+mod tests {
+    use super::*;
 
-    fn tiled(&self, state: &mut State, held: &mut Held, size: usize) -> Result<()> {
-        let order = self.ordered(state, held, size)?;
-        let (pairs, width, inner) = (self.pairs(), self.gate.whole.columns, self.gate.rows);
-        let sorted = held.take(state, self.bytes(pairs, width))?;
-        let units = width / 2;
-        let arguments = Arguments::new()
-            .wide(self.x)
-            .wide(order.rows)
-            .wide(sorted)
-            .int(units as i32)
-            .int(self.rows as i32)
-            .int(0);
-        let shape = Shape {
-            grid: [pairs as u32, units.div_ceil(512).clamp(1, 64) as u32, 1],
-            threads: 128,
-            shared_bytes: 0,
-        };
-        // SAFETY: a row for every pair; rows of x are below their number.
-        unsafe { state.launch(Text::Rows, self.dtype, "take_words", &shape, 0, arguments) }?;
-        let made = self.bytes(pairs, inner);
-        let (gate, up) = (held.take(state, made)?, held.take(state, made)?);
-        let items = [(self.gate, gate), (self.up, up)];
-        self.grouped_product(state, sorted, &items, &order, size)?;
-        let both = held.take(state, made)?;
-        let n = pairs * inner / 2;
-        let arguments = Arguments::new()
-            .wide(gate)
-            .wide(up)
-            .wide(both)
-            .wide(n)
-            .int(self.kind);
-        // SAFETY: three arrays of `n` pairs of values.
-        unsafe {
-            state.launch(
-                Text::Rows,
-                self.dtype,
-                "glu",
-                &line_of_pairs(n),
-                0,
-                arguments,
-            )
-        }?;
-        let y = held.take(state, self.bytes(pairs, width))?;
-        self.grouped_product(state, both, &[(self.down, y)], &order, size)?;
-        self.sum_of_pairs(state, y, &order)
-    }
-
-    /// Products of rows in order of experts by the kernel that has groups of warps.
-    fn grouped_product(
-        &self,
-        state: &mut State,
-        x: usize,
-        items: &[(Stack, usize)],
-        order: &Order,
-        size: usize,
-    ) -> Result<()> {
-        let Some((first, _)) = items.first().copied() else {
-            return Ok(());
-        };
-        let mut singles = Vec::with_capacity(items.len());
-        for (stack, out) in items {
-            let map = state.maps_of(&stack.whole, Reader::Tiles)?;
-            singles.push((stack.single(map), *out));
+    fn weight(rows: usize, columns: usize) -> Weight {
+        Weight {
+            words: 0,
+            scales: 0,
+            biases: 0,
+            bits: 4,
+            group_size: 64,
+            rows,
+            columns,
         }
-        let (record, tiles) = weights(&singles, Tiles::ROWS);
-        let w = first.whole;
-        let groups = order.most_groups;
-        let plan = Tiles::grouped(&w, size, tiles as usize, groups, state.processors)
-            .ok_or_else(|| mlxcel_abi::AbiError::internal("a mixture with too many tiles"))?;
-        let map = state.driver.tiles(&Tiling {
-            element: Element::Half,
-            address: x,
-            rows: self.pairs(),
-            columns: w.columns,
-            row_bytes: 2 * w.columns,
-            tile_rows: plan.columns as u32,
-            tile_columns: 64,
-            is_swizzled: true,
-        })?;
-        let scratch = state.scratch(plan.scratch_bytes)?;
-        let arguments = Arguments::new()
-            .record(&record)
-            .record(&map.0)
-            .wide(scratch)
-            .wide(state.counters)
-            .int(w.columns as i32)
-            .int(self.pairs() as i32)
-            .int(tiles as i32)
-            .int(0)
-            .wide(order.groups)
-            .wide(order.count);
-        let shape = Shape {
-            grid: [plan.blocks as u32, 1, 1],
-            threads: 128 * TILE_TEAMS as u32 + 32,
-            shared_bytes: plan.shared_bytes,
-        };
-        let text = Text::Tiled {
-            bits: w.bits,
-            group_size: w.group_size,
-            is_grouped: true,
-        };
-        let most = state.most_shared_bytes;
-        // SAFETY: the maps are those of the stacks and of x; the scratch holds two parts of every block, the counters one number
-        // for every tile of every group.
-        unsafe { state.launch(text, self.dtype, plan.name, &shape, most, arguments) }
+    }
+
+    #[test]
+    fn blocks_of_pairs_leave_room_for_others() {
+        // Qwen3-30B-A3B.
+        let apart = Apart::of(&weight(128 * 768, 2048), &weight(128 * 2048, 768), 8).unwrap();
+        assert_eq!((apart.gated_warps, apart.summed_warps), (3, 8));
+        assert_eq!(apart.gated_bytes, 3 * 19_008 + 4096);
+        assert_eq!(apart.summed_bytes, 8 * (64 + 16 * 416 + 32 * 24 + 1536));
+        for columns in [256, 1024, 4096, 8192] {
+            let apart = Apart::of(&weight(256, columns), &weight(columns, 256), 2).unwrap();
+            assert!((1..=8).contains(&apart.gated_warps), "{apart:?}");
+            assert!(apart.gated_bytes <= 100 << 10, "{apart:?}");
+        }
     }
 }

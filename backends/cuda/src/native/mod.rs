@@ -7,6 +7,7 @@
 mod attention;
 mod decode;
 mod fused;
+mod grouped;
 mod maps;
 mod mixture;
 mod movement;

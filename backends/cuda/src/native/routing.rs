@@ -1,19 +1,26 @@
 //! Which experts of a mixture rows go to.
+//!
+//! With few rows, a norm and the product with the router's weight wait for the choice, and one kernel makes all three.
 
 use core::ffi::c_void;
 
 use mlxcel_abi::fused_args::RouteArgs;
 use mlxcel_abi::ops::BackendOps;
 use mlxcel_abi::{DType, ErrorObj, Result, Status, Tensor};
+use mlxcel_backend_mlx::native::View;
 use mlxcel_backend_mlx::stream::Device;
 
+use super::pending::{Pending, Products, let_go};
+use super::submit::Around;
 use super::{Outcome, State, attempt, is_half, is_plain, small};
 use crate::driver::{Arguments, Shape};
-use crate::kernels::Text;
+use crate::kernels::{ENGINE_ARCHITECTURE, Text};
 
 /// What the kernels have room for: experts, and how many of them are chosen.
 pub(super) const MOST_EXPERTS: i64 = 1024;
 const MOST_CHOSEN: u32 = 32;
+/// Rows up to which norm, router and choice are one kernel.
+const MOST_ROUTED: usize = 64;
 
 pub(super) fn install(table: &mut BackendOps) {
     table.route = route;
@@ -39,19 +46,172 @@ unsafe extern "C" fn route(
     };
     // SAFETY: the slot's contract; the fallback is a slot of the same table and context.
     unsafe {
-        match attempt(ctx, err, false, kernel) {
+        match attempt(ctx, err, true, kernel) {
             Ok(status) => status,
             Err(mlx) => (mlx.route)(ctx, args, out, err),
         }
     }
 }
 
+/// A norm of few rows that waits; addresses on the device.
+#[derive(Debug)]
+pub(super) struct Norm {
+    pub(super) x: usize,
+    /// 0 for none.
+    pub(super) weight: usize,
+    pub(super) eps: f32,
+    pub(super) out: usize,
+    pub(super) rows: usize,
+    pub(super) columns: i32,
+    pub(super) dtype: DType,
+    pub(super) held: Vec<Tensor>,
+}
+
+impl State {
+    /// Whether the kernel for norm, router and choice could take the norm.
+    pub(super) fn may_route(&self, norm: &Norm) -> bool {
+        self.architecture >= ENGINE_ARCHITECTURE
+            && !self.keeps_rows_apart
+            && norm.rows <= MOST_ROUTED
+            && norm.columns % 8 == 0
+            && (norm.x | norm.weight | norm.out).is_multiple_of(16)
+    }
+
+    pub(super) fn submit_norm(&mut self, norm: &Norm) -> Result<()> {
+        let arguments = Arguments::new()
+            .wide(norm.x)
+            .wide(0)
+            .wide(norm.weight)
+            .wide(0)
+            .wide(norm.out)
+            .int(norm.columns)
+            .float(norm.eps);
+        let shape = Shape::line(norm.rows as u32, 256);
+        // SAFETY: a block a row, which is held as what it becomes is; the weight is as long or null.
+        unsafe { self.launch(Text::Rows, norm.dtype, "rms_norm", &shape, 0, arguments) }
+    }
+
+    /// Submits the norm that waits with products.
+    pub(super) fn submit_norm_of(&mut self, products: &mut Products) -> Result<()> {
+        let Some(norm) = products.norm.take() else {
+            return Ok(());
+        };
+        let submitted = self.submit_norm(&norm);
+        products.held.extend(norm.held);
+        submitted
+    }
+
+    /// The norm that waits, if `x` is its result; everything else that waits is submitted.
+    pub(super) fn take_norm(&mut self, device: &Device<'_>, x: usize) -> Result<Option<Norm>> {
+        if !matches!(&self.pending, Pending::Norm(norm) if norm.out == x) {
+            self.flush(device)?;
+            return Ok(None);
+        }
+        match core::mem::take(&mut self.pending) {
+            Pending::Norm(norm) => Ok(Some(norm)),
+            _ => Ok(None),
+        }
+    }
+
+    /// The product that waits, if the logits are its result and it can be made with their choice; everything else that waits is
+    /// submitted.
+    fn take_router(&mut self, device: &Device<'_>, logits: &View) -> Result<Option<Products>> {
+        let can = |products: &Products| {
+            let &[(w, out)] = products.items.as_slice() else {
+                return false;
+            };
+            out == logits.data as usize
+                && products.dtype == logits.dtype
+                && products.rows <= MOST_ROUTED
+                && logits.shape() == [products.rows as i64, w.rows as i64]
+        };
+        let takes = self.architecture >= ENGINE_ARCHITECTURE
+            && matches!(&self.pending, Pending::Products(products) if can(products));
+        if !takes {
+            self.flush(device)?;
+            return Ok(None);
+        }
+        match core::mem::take(&mut self.pending) {
+            Pending::Products(products) => Ok(Some(products)),
+            _ => Ok(None),
+        }
+    }
+
+    fn submit_router(&mut self, router: &Products, choice: &Choice) -> Result<()> {
+        /// Blocks of a cluster, which have as many rows.
+        const CLUSTER: usize = 8;
+        let Some((w, logits)) = router.items.first().copied() else {
+            return Ok(());
+        };
+        let (x, normed, around) = match &router.norm {
+            None => (router.x, 0, Around::default()),
+            Some(norm) => {
+                let around = Around {
+                    is_normed: true,
+                    eps: norm.eps,
+                    norm: norm.weight,
+                    residual: 0,
+                };
+                (norm.x, norm.out, around)
+            }
+        };
+        // A quantised weight comes from the host; a plain one may have been made by the kernel before.
+        let waits = w.bits == 16 && !self.pool.is_constant(w.words);
+        let [norm, residual, last] = around.words();
+        let pair = |low: usize, high: usize| low as u64 | (high as u64) << 32;
+        let record = [
+            w.words as u64,
+            w.scales as u64,
+            w.biases as u64,
+            x as u64,
+            normed as u64,
+            logits as u64,
+            choice.experts as u64,
+            choice.weights as u64,
+            norm,
+            residual,
+            last,
+            pair(router.rows, w.rows),
+            pair(w.columns, choice.chosen),
+            pair(choice.renormalised, usize::from(waits)),
+        ];
+        let shape = Shape {
+            grid: [CLUSTER as u32, router.rows.div_ceil(CLUSTER) as u32, 1],
+            threads: 256,
+            shared_bytes: 0,
+        };
+        let text = Text::Router {
+            bits: w.bits,
+            group_size: w.group_size,
+        };
+        let name = match w.rows {
+            ..=128 => "router_4",
+            129..=256 => "router_8",
+            _ => "router_32",
+        };
+        let arguments = Arguments::new().record(&record);
+        // SAFETY: the weight has a row for every logit, x `rows` of as many columns, as has what it becomes; results were made for
+        // as many.
+        unsafe { self.launch(text, router.dtype, name, &shape, 0, arguments) }
+    }
+}
+
+/// Where a choice goes, and how it is made.
+struct Choice {
+    experts: usize,
+    weights: usize,
+    chosen: usize,
+    renormalised: usize,
+}
+
 fn routed(device: Device<'_>, state: &mut State, args: &RouteArgs) -> Result<Option<[Tensor; 2]>> {
     /// Rows of a block.
     const ROWS: u32 = 8;
+    state.settle(&device, &[args.logits])?;
     let logits = state.input(&device, args.logits)?;
     let is_full = logits.dtype == DType::F32;
     let &[rows, n] = logits.shape() else {
+        state.flush(&device)?;
         return Ok(None);
     };
     let fits = (is_full || is_half(logits.dtype))
@@ -60,11 +220,26 @@ fn routed(device: Device<'_>, state: &mut State, args: &RouteArgs) -> Result<Opt
         && (1..=MOST_CHOSEN.min(n as u32)).contains(&args.top_k)
         && args.renormalised <= 1;
     let (Some(count), true) = (small(rows), fits) else {
+        state.flush(&device)?;
         return Ok(None);
     };
     let shape = [rows, i64::from(args.top_k)];
     let (experts, ids) = state.output(&device, DType::U32, &shape)?;
     let (weights, shares) = state.output(&device, logits.dtype, &shape)?;
+    if let Some(mut router) = state.take_router(&device, &logits)? {
+        let choice = Choice {
+            experts: ids,
+            weights: shares,
+            chosen: args.top_k as usize,
+            renormalised: args.renormalised as usize,
+        };
+        let submitted = state.submit_router(&router, &choice);
+        router
+            .held
+            .extend(router.norm.take().into_iter().flat_map(|norm| norm.held));
+        let_go(&device, &router.held).and(submitted)?;
+        return Ok(Some([experts, weights]));
+    }
     let arguments = Arguments::new()
         .wide(logits.data as usize)
         .wide(ids)

@@ -1,0 +1,187 @@
+// Products of experts for pairs that are in order of experts, up to eight to a weight. Follows `experts.cu`.
+
+#if WEIGHT_BITS == 4 && GROUP_SIZE >= 64
+// Products of several pairs with one expert's matrix. A warp has 16 rows of the weight (or 8 of a gate and the same 8 of what it gates) and
+// all of K; the block's rows of x lie in shared memory in the tensor core's order.
+//
+// As in `streamed`: a value of few bits as the lowest bits of a bf16 is that number times 2^-133, so values go to the tensor core as
+// they are and x is scaled by 2^64 (2^60 where values stand four bits higher); f16 has 2^10 plus the value, and the 2^10 is taken
+// off by a product of its own. Sums of x, which biases are multiplied with, come from a product with ones.
+#if F16
+#define RAW(w, mask) (((w) & (mask)) | 0x64006400u)
+#define SCALE_PLAIN 0x3C003C00u
+#define SCALE_HIGH 0x2C002C00u
+#define ONE_PLAIN 0x3C003C00u
+#define ONE_HIGH 0x4C004C00u
+#define MINUS_BASE 0xE400E400u
+constexpr float kUndo = 1.0f;
+#else
+#define RAW(w, mask) ((w) & (mask))
+#define SCALE_PLAIN 0x5F805F80u
+#define SCALE_HIGH 0x5D805D80u
+#define ONE_PLAIN 0x1F801F80u
+#define ONE_HIGH 0x21802180u
+constexpr float kUndo = 0x1p69f;
+#endif
+
+// Exact where the second is a power of two; sums with -0 keep every sign.
+__device__ __forceinline__ u32 times(u32 a, u32 b) {
+  return fma2(a, b, 0x80008000u);
+}
+__device__ __forceinline__ uint2 load_pair_once(const void* p) {
+  uint2 v;
+  asm volatile("ld.global.nc.L1::no_allocate.v2.u32 {%0,%1}, [%2];" : "=r"(v.x), "=r"(v.y) : "l"(p));
+  return v;
+}
+
+// 256 values of K of two rows, a thread's part.
+constexpr int kPiece = 256, kPieceBlocks = 4, kPieceGroups = kPiece / GROUP_SIZE;
+struct Piece {
+  uint2 words[2][kPieceBlocks];
+  u32 scales[2][kPieceGroups / 2];
+  u32 biases[2][kPieceGroups / 2];
+};
+struct Rows {
+  const u8* words[2];
+  const u16* scales[2];
+  const u16* biases[2];
+};
+__device__ __forceinline__ void load_groups(u32 (&to)[kPieceGroups / 2], const u16* from) {
+  if constexpr (kPieceGroups == 4) {
+    uint2 v = __ldg(reinterpret_cast<const uint2*>(from));
+    to[0] = v.x, to[1] = v.y;
+  } else {
+    to[0] = __ldg(reinterpret_cast<const u32*>(from));
+  }
+}
+__device__ __forceinline__ void load_piece(Piece& piece, const Rows& rows, int at, int quad) {
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+#pragma unroll
+    for (int block = 0; block < kPieceBlocks; ++block) {
+      piece.words[half][block] = load_pair_once(rows.words[half] + at * (kPiece / 2) + block * 32 + quad * 8);
+    }
+    load_groups(piece.scales[half], rows.scales[half] + at * kPieceGroups);
+    load_groups(piece.biases[half], rows.biases[half] + at * kPieceGroups);
+  }
+}
+__device__ __forceinline__ float group_of(const u32* from, int g) {
+  return g % 2 ? high_float(from[g / 2]) : low_float(from[g / 2]);
+}
+
+__device__ __forceinline__ void add_piece(float (&sums)[4], const Piece& piece, u32 x_at, u32 x_step) {
+#pragma unroll
+  for (int g = 0; g < kPieceGroups; ++g) {
+    float acc[4] = {}, of_x[4] = {};
+#pragma unroll
+    for (int i = 0; i < GROUP_SIZE / 64; ++i) {
+      const int block = g * (GROUP_SIZE / 64) + i;
+#pragma unroll
+      for (int word = 0; word < 2; ++word) {
+        const uint4 v = load_shared(x_at + (block * 2 + word) * x_step);
+        u32 a = word ? piece.words[0][block].y : piece.words[0][block].x, b = word ? piece.words[1][block].y : piece.words[1][block].x;
+        mma(acc, RAW(a, 0x000F000Fu), RAW(b, 0x000F000Fu), RAW(a, 0x00F000F0u), RAW(b, 0x00F000F0u), v.x, v.y);
+        a >>= 8, b >>= 8;
+        mma(acc, RAW(a, 0x000F000Fu), RAW(b, 0x000F000Fu), RAW(a, 0x00F000F0u), RAW(b, 0x00F000F0u), v.z, v.w);
+        mma(of_x, ONE_PLAIN, ONE_PLAIN, ONE_HIGH, ONE_HIGH, v.x, v.y);
+        mma(of_x, ONE_PLAIN, ONE_PLAIN, ONE_HIGH, ONE_HIGH, v.z, v.w);
+#if F16
+        mma(acc, MINUS_BASE, MINUS_BASE, MINUS_BASE, MINUS_BASE, v.x, v.y);
+        mma(acc, MINUS_BASE, MINUS_BASE, MINUS_BASE, MINUS_BASE, v.z, v.w);
+#endif
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int half = i / 2;
+      sums[i] = fmaf(acc[i], group_of(piece.scales[half], g) * kUndo, fmaf(of_x[i], group_of(piece.biases[half], g), sums[i]));
+    }
+  }
+}
+
+template <bool GATED>
+__device__ __forceinline__ void grouped(
+    const Stack& first_stack, const Stack& second_stack, const u16* x, u16* out, const u32* experts, const uint4* groups,
+    const u32* group_count, const u32* rows, int chosen, int n_experts, int n, int k, int kind) {
+  extern __shared__ __align__(128) u8 memory[];
+  let_next_start();
+  wait_for_inputs();
+  const Work work = work_of(experts, groups, group_count, n_experts);
+  if (work.count == 0) {
+    return;
+  }
+  const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, quad = lane & 3, in_tile = lane >> 2;
+  const Matrix a = matrix_of(first_stack, work.expert, n, k), b = matrix_of(second_stack, work.expert, n, k);
+  const int tile = blockIdx.x * 8 + warp;
+  const int row[2] = {tile * (GATED ? 8 : 16) + in_tile, tile * (GATED ? 8 : 16) + in_tile + (GATED ? 0 : 8)};
+  Rows own;
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const Matrix& m = GATED && half ? b : a;
+    const size_t line = min(row[half], n - 1);
+    own.words[half] = m.w + line * (k / 2);
+    own.scales[half] = m.quant.scales + line * m.quant.groups;
+    own.biases[half] = m.quant.biases + line * m.quant.groups;
+  }
+  const int pieces = k / kPiece;
+  Piece now, next;
+  load_piece(now, own, 0, quad);
+  // x: [64 values of K][word][row][quad].
+  const Sorted places{rows, work.first, chosen};
+  const int vectors = k / 8;
+  for (int i = threadIdx.x; i < work.count * vectors; i += 256) {
+    const int r = i / vectors, at = i % vectors;
+    const uint4 v = *reinterpret_cast<const uint4*>(x + places.from(r) * k + at * 8);
+    u32 p[4];
+    pairs_of<4>(v, 0, p);
+    const int block = at / 8, q = at % 8 / 2, word = at % 2;
+    *reinterpret_cast<uint4*>(memory + (((block * 2 + word) * work.count + r) * 4 + q) * 16) =
+        make_uint4(times(p[0], SCALE_PLAIN), times(p[1], SCALE_HIGH), times(p[2], SCALE_PLAIN), times(p[3], SCALE_HIGH));
+  }
+  __syncthreads();
+  const u32 x_step = work.count * 64, x_at = shared_address(memory) + (min(in_tile, work.count - 1) * 4 + quad) * 16;
+  float sums[4] = {};
+  for (int piece = 0; piece < pieces; piece += 2) {
+    if (piece + 1 < pieces) {
+      load_piece(next, own, piece + 1, quad);
+    }
+    add_piece(sums, now, x_at + piece * kPieceBlocks * 2 * x_step, x_step);
+    if (piece + 1 < pieces) {
+      if (piece + 2 < pieces) {
+        load_piece(now, own, piece + 2, quad);
+      }
+      add_piece(sums, next, x_at + (piece + 1) * kPieceBlocks * 2 * x_step, x_step);
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const int c = quad * 2 + i;
+    if (c < work.count) {
+      u16* to = out + places.to(c) * n;
+      if constexpr (GATED) {
+        if (row[0] < n) {
+          to[row[0]] = from_float(gated(to_float(from_float(sums[i])), to_float(from_float(sums[2 + i])), kind));
+        }
+      } else {
+        if (row[0] < n) {
+          to[row[0]] = from_float(sums[i]);
+        }
+        if (row[1] < n) {
+          to[row[1]] = from_float(sums[2 + i]);
+        }
+      }
+    }
+  }
+}
+
+extern "C" __global__ void __launch_bounds__(256, 3) grouped_gated(
+    Stack gate, Stack up, const u16* x, u16* both, const u32* experts, const uint4* groups, const u32* group_count, const u32* rows,
+    int chosen, int n_experts, int n, int k, int kind) {
+  grouped<true>(gate, up, x, both, experts, groups, group_count, rows, chosen, n_experts, n, k, kind);
+}
+extern "C" __global__ void __launch_bounds__(256, 3) grouped_product(
+    Stack stack, const u16* x, u16* out, const u32* experts, const uint4* groups, const u32* group_count, const u32* rows, int n_experts,
+    int n, int k) {
+  grouped<false>(stack, stack, x, out, experts, groups, group_count, rows, 1, n_experts, n, k, 0);
+}
+#endif

@@ -1,0 +1,205 @@
+// Products of experts for pairs that are each for themselves: a step of very few rows. Follows `grouped.cu`.
+//
+// All of a block's weights are asked for at once, by the copy engine, as soon as it is known which expert they are of: a warp has
+// a tile of 16 rows with all of K, each row apart from the next by as much as keeps banks free. Nothing is fetched twice and
+// nothing waits for room.
+//
+// `pairs_gated` lets the next launch start when the choice of experts is made, and not before. So `pairs_summed`, which always
+// comes next, may read the choice without waiting, and its weights arrive while the activations are still made.
+
+#if WEIGHT_BITS == 4 && GROUP_SIZE >= 64 && __CUDA_ARCH__ >= 900
+// Values of a row that come together, and what keeps the rows of a tile apart.
+constexpr int kPartK = 1024, kMostParts = 8, kApart = 32;
+
+// A warp's tile in shared memory: rows, scales, biases; the second half of rows has its own of the latter.
+struct Slot {
+  u32 rows;
+  u32 groups;
+  // One for each part of K.
+  u32 barriers;
+  int pitch;
+  int group_bytes;
+};
+__device__ __forceinline__ Slot slot_of(u8* memory, int k, int warp, int warps) {
+  const int pitch = k / 2 + kApart, group_bytes = 8 * (k / GROUP_SIZE) * 2;
+  const u32 base = shared_address(memory), size = 16 * pitch + 4 * group_bytes;
+  return Slot{base + warps * kMostParts * 8 + warp * size, base + warps * kMostParts * 8 + warp * size + 16 * pitch,
+              base + warp * kMostParts * 8, pitch, group_bytes};
+}
+// Where what lies behind the tiles of all warps begins.
+__device__ __forceinline__ u32 behind_slots(const Slot& slot, u8* memory, int warps) {
+  return shared_address(memory) + warps * (kMostParts * 8 + 16 * slot.pitch + 4 * slot.group_bytes);
+}
+
+__device__ __forceinline__ void fetch_line(u32 to, const void* from, u32 bytes, u32 barrier) {
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to), "l"(from), "r"(bytes),
+               "r"(barrier)
+               : "memory");
+}
+__device__ __forceinline__ uint2 load_pair_shared(u32 address) {
+  uint2 v;
+  asm volatile("ld.shared.v2.u32 {%0,%1}, [%2];" : "=r"(v.x), "=r"(v.y) : "r"(address));
+  return v;
+}
+__device__ __forceinline__ u32 load_word_shared(u32 address) {
+  u32 v;
+  asm volatile("ld.shared.u32 %0, [%1];" : "=r"(v) : "r"(address));
+  return v;
+}
+__device__ __forceinline__ void store_shared(u32 address, const uint4& v) {
+  asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
+}
+
+__device__ __forceinline__ void prepare(const Slot& slot, int lane) {
+  if (lane < kMostParts) {
+    init_barrier(slot.barriers + lane * 8, 1);
+  }
+  fence_barriers();
+  __syncwarp();
+}
+// Asks for 8 rows of each of two matrices.
+__device__ __forceinline__ void fetch_tile(const Slot& slot, const Matrix& upper, int upper_row, const Matrix& lower, int lower_row, int k, int lane) {
+  const int parts = (k + kPartK - 1) / kPartK, row_bytes = k / 2;
+  if (lane < parts) {
+    const u32 bytes = min(kPartK, k - lane * kPartK) / 2 * 16;
+    expect_bytes(slot.barriers + lane * 8, lane == 0 ? bytes + 4 * slot.group_bytes : bytes);
+  }
+  __syncwarp();
+  const bool is_lower = (lane < 16 ? lane : lane - 16) >= (lane < 16 ? 8 : 2);
+  const Matrix& m = is_lower ? lower : upper;
+  const int first = is_lower ? lower_row : upper_row;
+  if (lane < 16) {
+    const u8* row = m.w + static_cast<size_t>(first + lane % 8) * row_bytes;
+    for (int part = 0; part < parts; ++part) {
+      const int at = part * (kPartK / 2);
+      fetch_line(slot.rows + lane * slot.pitch + at, row + at, min(kPartK / 2, row_bytes - at), slot.barriers + part * 8);
+    }
+  } else if (lane < 20) {
+    const u16* from = (lane % 2 ? m.quant.biases : m.quant.scales) + static_cast<size_t>(first) * m.quant.groups;
+    fetch_line(slot.groups + (lane - 16) * slot.group_bytes, from, slot.group_bytes, slot.barriers);
+  }
+}
+
+// Row of x in the tensor core's order: [64 values of K][word][quad].
+__device__ __forceinline__ void put_row(u32 to, const u16* x, int k, int thread, int threads) {
+  for (int at = thread; at < k / 8; at += threads) {
+    const uint4 v = *reinterpret_cast<const uint4*>(x + at * 8);
+    u32 p[4];
+    pairs_of<4>(v, 0, p);
+    const int place = (at / 8 * 2 + at % 2) * 4 + at % 8 / 2;
+    store_shared(to + place * 16, make_uint4(times(p[0], SCALE_PLAIN), times(p[1], SCALE_HIGH), times(p[2], SCALE_PLAIN), times(p[3], SCALE_HIGH)));
+  }
+}
+
+// Sums of the tile's rows: those of the thread's upper and lower row are the first and the third, in the first of four threads.
+__device__ __forceinline__ void add_tile(float (&sums)[4], const Slot& slot, u32 x, int k, u32 parity, int lane) {
+  const int quad = lane & 3, in_tile = lane >> 2;
+  const u32 rows = slot.rows + in_tile * slot.pitch + quad * 8;
+  const u32 groups = slot.groups + in_tile * (slot.group_bytes / 8);
+  for (int at = 0; at < k / kPiece; ++at) {
+    if (at % (kPartK / kPiece) == 0) {
+      wait_barrier(slot.barriers + at / (kPartK / kPiece) * 8, parity);
+    }
+    Piece piece;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+#pragma unroll
+      for (int block = 0; block < kPieceBlocks; ++block) {
+        piece.words[half][block] = load_pair_shared(rows + half * 8 * slot.pitch + at * (kPiece / 2) + block * 32);
+      }
+      const u32 scales = groups + half * 2 * slot.group_bytes + at * kPieceGroups * 2;
+      if constexpr (kPieceGroups == 4) {
+        const uint2 s = load_pair_shared(scales), b = load_pair_shared(scales + slot.group_bytes);
+        piece.scales[half][0] = s.x, piece.scales[half][1] = s.y;
+        piece.biases[half][0] = b.x, piece.biases[half][1] = b.y;
+      } else {
+        piece.scales[half][0] = load_word_shared(scales);
+        piece.biases[half][0] = load_word_shared(scales + slot.group_bytes);
+      }
+    }
+    add_piece(sums, piece, x + at * kPieceBlocks * 2 * 64 + quad * 16, 64);
+  }
+}
+
+// both[pair] = f(gate x) * (up x): a warp has 8 columns of it.
+extern "C" __global__ void __launch_bounds__(256) pairs_gated(
+    Stack gate, Stack up, const u16* x, u16* both, const u32* experts, int chosen, int n_experts, int n, int k, int kind) {
+  extern __shared__ __align__(128) u8 memory[];
+  const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, warps = blockDim.x >> 5, pair = blockIdx.y;
+  const int first = (blockIdx.x * warps + warp) * 8;
+  const Slot slot = slot_of(memory, k, warp, warps);
+  const u32 own_x = behind_slots(slot, memory, warps);
+  prepare(slot, lane);
+  wait_for_inputs();
+  let_next_start();
+  const int expert = min(__ldcg(experts + pair), static_cast<u32>(n_experts - 1));
+  if (first < n) {
+    fetch_tile(slot, matrix_of(gate, expert, n, k), first, matrix_of(up, expert, n, k), first, k, lane);
+  }
+  put_row(own_x, x + static_cast<size_t>(pair / chosen) * k, k, threadIdx.x, blockDim.x);
+  __syncthreads();
+  if (first >= n) {
+    return;
+  }
+  float sums[4] = {};
+  add_tile(sums, slot, own_x, k, 0, lane);
+  if ((lane & 3) == 0) {
+    both[static_cast<size_t>(pair) * n + first + (lane >> 2)] =
+        from_float(gated(to_float(from_float(sums[0])), to_float(from_float(sums[2])), kind));
+  }
+}
+
+// out[row] = residual[row] + the weighted sum of its experts' products: a block has 16 columns, its warps the experts in turns.
+extern "C" __global__ void __launch_bounds__(256) pairs_summed(
+    Stack stack, const u16* x, u16* out, const u32* experts, const u16* weights, const u16* residual, int chosen, int n_experts, int n,
+    int k) {
+  extern __shared__ __align__(128) u8 memory[];
+  __shared__ float parts[8][16];
+  const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, warps = blockDim.x >> 5, row = blockIdx.y, first = blockIdx.x * 16;
+  const Slot slot = slot_of(memory, k, warp, warps);
+  const u32 own_x = behind_slots(slot, memory, warps) + warp * k * 2;
+  let_next_start();
+  prepare(slot, lane);
+  auto fetch = [&](int c) {
+    // Made before the launch before this one could let it start.
+    const int expert = min(__ldcg(experts + row * chosen + c), static_cast<u32>(n_experts - 1));
+    const Matrix m = matrix_of(stack, expert, n, k);
+    fetch_tile(slot, m, first, m, first + 8, k, lane);
+  };
+  fetch(warp);
+  wait_for_inputs();
+  float total[2] = {};
+  u32 parity = 0;
+  for (int c = warp; c < chosen; c += warps, parity ^= 1) {
+    const int at = row * chosen + c;
+    put_row(own_x, x + static_cast<size_t>(at) * k, k, lane, 32);
+    const float weight = to_float(weights[at]);
+    __syncwarp();
+    float sums[4] = {};
+    add_tile(sums, slot, own_x, k, parity, lane);
+    __syncwarp();
+    if (c + warps < chosen) {
+      fetch(c + warps);
+    }
+    total[0] += weight * sums[0];
+    total[1] += weight * sums[2];
+  }
+  if ((lane & 3) == 0) {
+    parts[warp][lane >> 2] = total[0];
+    parts[warp][(lane >> 2) + 8] = total[1];
+  }
+  __syncthreads();
+  if (threadIdx.x < 16) {
+    float sum = 0.0f;
+    for (int i = 0; i < warps; ++i) {
+      sum += parts[i][threadIdx.x];
+    }
+    const size_t at = static_cast<size_t>(row) * n + first + threadIdx.x;
+    u16 value = from_float(sum);
+    if (residual != nullptr) {
+      value = from_float(to_float(value) + to_float(residual[at]));
+    }
+    out[at] = value;
+  }
+}
+#endif

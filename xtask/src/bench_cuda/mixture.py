@@ -1,0 +1,274 @@
+#!/usr/bin/env python3
+"""Checks and times the CUDA backend's kernels of a mixture of experts, in Qwen3-30B-A3B's shape, on the device that is there.
+
+    python3 mixture.py [NAME=]FOLDER[,-DKEY=VALUE...][,KEY=VALUE...] ... [--only WORD,...] [--skip WORD,...]
+
+As kernels.py, which it uses. KEY: `warps` (of a block of `pairs_gated`). Times of experts are of launches whose choices differ, so
+that their weights come from memory; GB/s count every expert that was chosen once.
+"""
+import struct
+import sys
+
+import torch
+
+from kernels import (COLD_BYTES, DEVICE, EPS, GROUP_SIZE, Attention, Call, Variant, Weight, error, main, microseconds, normed, poison,
+                     random, run, stream_call)
+
+HIDDEN, INNER, EXPERTS, CHOSEN = 2048, 768, 128, 8
+HEADS, KV_HEADS, WIDTH = 32, 4, 128
+SILU = 1
+
+
+class MixtureVariant(Variant):
+    """Texts of a mixture's layer."""
+
+    def wanted(self):
+        base = ["F16=0"] + self.defines
+        form = ["WEIGHT_BITS=4", f"GROUP_SIZE={GROUP_SIZE}"]
+        experts = ["engine.cuh", "experts.cu", "grouped.cu", "pairs.cu"] if self.has("pairs.cu") else ["experts.cu"]
+        yield ("experts",), ["common.cuh", "few.cuh", *experts], base + form
+        yield ("choice",), ["common.cuh", "choice.cu"], base + ["LOGITS_F32=0"]
+        if self.has("router.cu"):
+            yield ("router",), ["common.cuh", "few.cuh", "cluster.cuh", "choice.cu", "router.cu"], base + form + ["LOGITS_F32=0"]
+        for stages in (1, 2):
+            own = ["STREAM_WARPS=8", f"STREAM_STAGES={stages}"]
+            yield ("streamed", stages), ["common.cuh", "engine.cuh", "streamed.cu"], base + form + own
+        yield ("rows",), ["common.cuh", "rows.cu"], base
+        heads = [f"HEAD_WIDTH={WIDTH}"]
+        yield ("attention", WIDTH, 8), ["common.cuh", "attention.cu"], base + heads + ["GROUP_HEADS=8"]
+        yield ("decode", WIDTH), ["common.cuh", *self.clusters, "decode.cu"], base + heads + ["GROUP_HEADS=4", "DECODE_STAGES=2"]
+
+    def has(self, file):
+        try:
+            return bool(self.text([file]))
+        except OSError:
+            return False
+
+
+def stack(w):
+    return struct.pack("3Q", w.words.data_ptr(), w.scales.data_ptr(), w.biases.data_ptr())
+
+
+class Experts:
+    """Stacks of a layer, and rows that are distributed over them by choices of their own for each launch."""
+
+    def __init__(self, cuda, rows, launches):
+        self.rows, self.pairs = rows, rows * CHOSEN
+        self.gate, self.up = [Weight(cuda, EXPERTS * INNER, HIDDEN) for _ in range(2)]
+        self.down = Weight(cuda, EXPERTS * HIDDEN, INNER)
+        self.shape(rows, launches)
+
+    def shape(self, rows, launches):
+        self.rows, self.pairs = rows, rows * CHOSEN
+        # One row after another takes all experts in turns, so that few launches have read them all.
+        orders = torch.cat([torch.rand(EXPERTS, device=DEVICE).argsort() for _ in range(-(-launches * self.pairs // EXPERTS))])
+        self.choices = [orders[i * self.pairs:(i + 1) * self.pairs].int().contiguous() for i in range(launches)]
+        if rows * CHOSEN >= EXPERTS // 2:
+            # As a router would: experts of a row differ, those of rows are any.
+            self.choices = [torch.rand(rows, EXPERTS, device=DEVICE).topk(CHOSEN).indices.int().reshape(-1).contiguous()
+                            for _ in range(launches)]
+        self.used = sum(len(torch.unique(c)) for c in self.choices) / launches
+        self.x, self.residual = random(rows, HIDDEN), random(rows, HIDDEN)
+        self.weights = torch.rand(rows, CHOSEN, device=DEVICE).bfloat16()
+        self.both = torch.empty(self.pairs, INNER, device=DEVICE, dtype=torch.bfloat16)
+        self.y = torch.empty(self.pairs, HIDDEN, device=DEVICE, dtype=torch.bfloat16)
+        self.out = torch.empty(rows, HIDDEN, device=DEVICE, dtype=torch.bfloat16)
+        self.order = torch.zeros(1 << 16, device=DEVICE, dtype=torch.int32)
+        self.most_groups = min(self.pairs, EXPERTS + self.pairs // 8)
+        self.counters = torch.zeros(64, device=DEVICE, dtype=torch.int32)
+
+    def bytes(self, n, k):
+        return int(self.used * (n * k // 2 + 4 * n * k // GROUP_SIZE))
+
+    def exact(self, choice):
+        """Gated activations of the pairs, and the result, in float64."""
+        both = torch.empty(self.pairs, INNER, device=DEVICE, dtype=torch.float64)
+        total = self.residual.double()
+        for e in torch.unique(choice).tolist():
+            at = (choice == e).nonzero().flatten()
+            x = self.x[at // CHOSEN].double()
+            gate, up = [x @ w.matrix(e * INNER, INNER).T for w in (self.gate, self.up)]
+            both[at] = torch.nn.functional.silu(gate) * up
+            y = both[at] @ self.down.matrix(e * HIDDEN, HIDDEN).T
+            total.index_add_(0, at // CHOSEN, y * self.weights.reshape(-1)[at].double().unsqueeze(1))
+        return both, total
+
+    # Each pair for itself.
+
+    def single_gated(self, cuda, variant, choice):
+        return [Call(cuda, variant.function(("experts",), "experts_gated"), (INNER // 16, self.pairs, 1), 256, 0,
+                     [stack(self.gate), stack(self.up), self.x.data_ptr(), self.both.data_ptr(), choice.data_ptr(), 0, 0, 0,
+                      CHOSEN, EXPERTS, INNER, HIDDEN, SILU])]
+
+    def single_summed(self, cuda, variant, choice):
+        return [Call(cuda, variant.function(("experts",), "experts_summed"), (HIDDEN // 16, self.rows, 1), 256, 0, self.of_summed(choice))]
+
+    def of_summed(self, choice):
+        return [stack(self.down), self.both.data_ptr(), self.out.data_ptr(), choice.data_ptr(), self.weights.data_ptr(),
+                self.residual.data_ptr(), CHOSEN, EXPERTS, HIDDEN, INNER]
+
+    def apart_gated(self, cuda, variant, choice):
+        warps = variant.options.get("warps", 3)
+        shared = warps * (64 + 16 * (HIDDEN // 2 + 32) + 64 * HIDDEN // GROUP_SIZE) + 2 * HIDDEN
+        return [Call(cuda, variant.function(("experts",), "pairs_gated", cuda.most_shared), (-(-INNER // (8 * warps)), self.pairs, 1),
+                     32 * warps, shared,
+                     [stack(self.gate), stack(self.up), self.x.data_ptr(), self.both.data_ptr(), choice.data_ptr(), CHOSEN, EXPERTS, INNER,
+                      HIDDEN, SILU])]
+
+    def apart_summed(self, cuda, variant, choice):
+        shared = 8 * (64 + 16 * (INNER // 2 + 32) + 64 * INNER // GROUP_SIZE + 2 * INNER)
+        return [Call(cuda, variant.function(("experts",), "pairs_summed", cuda.most_shared), (HIDDEN // 16, self.rows, 1), 256, shared,
+                     self.of_summed(choice))]
+
+    # In order of experts.
+
+    def places(self):
+        groups = self.order.data_ptr()
+        rows = groups + 16 * self.most_groups
+        return groups, self.counters.data_ptr(), rows, rows + 4 * self.pairs
+
+    def ordered(self, cuda, variant, choice):
+        return [Call(cuda, variant.function(("choice",), "group_pairs"), (1, 1, 1), 1024, 0,
+                     [choice.data_ptr(), *self.places(), self.pairs, EXPERTS, CHOSEN, 8])]
+
+    def grouped_gated(self, cuda, variant, choice):
+        groups, count, rows, _ = self.places()
+        return [Call(cuda, variant.function(("experts",), "grouped_gated", cuda.most_shared), (INNER // 64, self.most_groups, 1), 256,
+                     8 * 2 * HIDDEN,
+                     [stack(self.gate), stack(self.up), self.x.data_ptr(), self.both.data_ptr(), choice.data_ptr(), groups, count, rows,
+                      CHOSEN, EXPERTS, INNER, HIDDEN, SILU])]
+
+    def grouped_product(self, cuda, variant, choice):
+        groups, count, _, _ = self.places()
+        return [Call(cuda, variant.function(("experts",), "grouped_product", cuda.most_shared), (HIDDEN // 128, self.most_groups, 1), 256,
+                     8 * 2 * INNER,
+                     [stack(self.down), self.both.data_ptr(), self.y.data_ptr(), choice.data_ptr(), groups, count, 0, EXPERTS, HIDDEN, INNER])]
+
+    def sum_pairs(self, cuda, variant, choice):
+        return [Call(cuda, variant.function(("choice",), "sum_pairs"), (self.rows, HIDDEN // 1024, 1), 256, 0,
+                     [self.y.data_ptr(), self.places()[3], self.weights.data_ptr(), self.residual.data_ptr(), self.out.data_ptr(), CHOSEN,
+                      HIDDEN // 2])]
+
+    def ways(self, variant):
+        """Kernels of each way, by name."""
+        single = {"single": [self.single_gated, self.single_summed]}
+        apart = {"apart": [self.apart_gated, self.apart_summed]} if variant.has("pairs.cu") else {}
+        grouped = {"grouped": [self.ordered, self.grouped_gated, self.grouped_product, self.sum_pairs]}
+        return (single if self.pairs <= 64 else {}) | (apart if self.pairs <= 64 else {}) | (grouped if self.pairs > 8 else {})
+
+
+def experts(cuda, variants, table):
+    at, launches = Experts(cuda, 1, 1), 32
+    for rows in (1, 2, 4, 8, 32, 64):
+        at.shape(rows, launches)
+        both, total = at.exact(at.choices[0])
+        sizes = [at.bytes(2 * INNER, HIDDEN), at.bytes(HIDDEN, INNER)]
+        for variant in variants:
+            for name, makers in at.ways(variant).items():
+                poison(at.both, at.y, at.out)
+                run([c for make in makers for c in make(cuda, variant, at.choices[0])])
+                worst = error(at.out, total)
+                if name != "grouped":
+                    worst = max(worst, error(at.both, both))
+                for make in makers:
+                    calls = [c for choice in at.choices for c in make(cuda, variant, choice)]
+                    size = sizes[0] if "gated" in make.__name__ else sizes[1] if "product" in make.__name__ or "summed" in make.__name__ else 0
+                    table.add(f"{make.__name__}, {rows} rows", variant, microseconds(calls) / launches, size, worst)
+                calls = [c for choice in at.choices for make in makers for c in make(cuda, variant, choice)]
+                table.add(f"{name} all, {rows} rows", variant, microseconds(calls) / launches, sum(sizes), worst)
+
+
+class Routed:
+    """A norm, a router's product, and the choice."""
+
+    def __init__(self, cuda, rows):
+        self.rows, self.w, self.norm = rows, Weight(cuda, EXPERTS, HIDDEN), random(HIDDEN)
+        self.x = random(rows, HIDDEN)
+        self.normed = torch.empty_like(self.x)
+        self.logits = torch.empty(rows, EXPERTS, device=DEVICE, dtype=torch.bfloat16)
+        self.experts = torch.empty(rows, CHOSEN, device=DEVICE, dtype=torch.int32)
+        self.weights = torch.empty(rows, CHOSEN, device=DEVICE, dtype=torch.bfloat16)
+
+    def apart(self, cuda, variant):
+        norm = Call(cuda, variant.function(("rows",), "rms_norm"), (self.rows, 1, 1), 256, 0,
+                    [self.x.data_ptr(), 0, self.norm.data_ptr(), 0, self.normed.data_ptr(), HIDDEN, EPS])
+        product = stream_call(cuda, variant, [self.w], self.normed, [self.logits])
+        route = Call(cuda, variant.function(("choice",), "route_4"), (-(-self.rows // 8), 1, 1), 256, 0,
+                     [self.logits.data_ptr(), self.experts.data_ptr(), self.weights.data_ptr(), self.rows, EXPERTS, CHOSEN, 1])
+        return [norm, product, route]
+
+    def together(self, cuda, variant):
+        record = struct.pack("10Qfi6i", *[t.data_ptr() for t in (self.w.words, self.w.scales, self.w.biases, self.x, self.normed, self.logits,
+                                                                self.experts, self.weights, self.norm)], 0, EPS, 2, self.rows, EXPERTS,
+                             HIDDEN, CHOSEN, 1, 0)
+        return [Call(cuda, variant.function(("router",), "router_4"), (8, -(-self.rows // 8), 1), 256, 0, [record])]
+
+    def check(self, calls):
+        poison(self.normed, self.logits, self.weights)
+        self.experts.fill_(-1)
+        run(calls)
+        exact = normed(self.x, self.norm)
+        worst = max(error(self.normed, exact), error(self.logits, self.w.times(self.normed)))
+        # The first of equals is taken, and of what was rounded.
+        order = self.logits.double().sort(stable=True, dim=-1, descending=True)
+        if not torch.equal(self.experts.long(), order.indices[:, :CHOSEN]):
+            return float("nan")
+        return max(worst, error(self.weights, order.values[:, :CHOSEN].softmax(-1)))
+
+
+def routers(cuda, variants, table):
+    for rows in (1, 8, 32):
+        at = Routed(cuda, rows)
+        for variant in variants:
+            ways = ([("apart", at.apart)] if rows <= 4 else []) + ([("one", at.together)] if variant.has("router.cu") else [])
+            for name, way in ways:
+                calls = way(cuda, variant)
+                worst = at.check(calls)
+                table.add(f"norm, router, choice {name}, {rows} rows", variant, microseconds(calls * 32) / 32, at.w.bytes, worst)
+        calls = [Call(cuda, variants[0].function(("choice",), "route_4"), (-(-rows // 8), 1, 1), 256, 0,
+                      [at.logits.data_ptr(), at.experts.data_ptr(), at.weights.data_ptr(), rows, EXPERTS, CHOSEN, 1])]
+        table.add(f"route_4, {rows} rows", variants[0], microseconds(calls * 32) / 32, 0, 0.0)
+
+
+def heads(cuda, variants, table):
+    """Attention of a step of decoding with norms of heads."""
+    for sequences, keys in ((1, 128), (1, 2048), (8, 128), (8, 512), (8, 2048), (32, 128), (32, 512), (32, 2048)):
+        size = sequences * keys * KV_HEADS * WIDTH * 4
+        layers = max(1, min(100, COLD_BYTES // size))
+        at = Attention(sequences, keys, HEADS, KV_HEADS, WIDTH, layers, is_normed=True)
+        for variant in variants:
+            ways = [("apart", at.apart)] + ([("one", at.together)] if variant.has_head_norms else [])
+            for name, way in ways:
+                worst = at.check(way(cuda, variant, 0))
+                calls = [c for layer in range(layers) for c in way(cuda, variant, layer)]
+                table.add(f"heads {name}, {sequences} x {keys}", variant, microseconds(calls) / layers, at.bytes, worst)
+        del at
+
+
+def layers(cuda, variants, table):
+    """Whole layers in their order, one stream."""
+    count = 6
+    at = Attention(1, 128, HEADS, KV_HEADS, WIDTH, count, is_normed=True)
+    mix, routed = Experts(cuda, 1, count), Routed(cuda, 1)
+    weights = [[[Weight(cuda, n, k) for n in ns] for ns, k in (([4096, 512, 512], HIDDEN), ([HIDDEN], 4096))] for _ in range(count)]
+    norm, x = random(HIDDEN), random(1, HIDDEN)
+    mix.x, mix.residual = routed.normed, routed.x
+    size = sum(w.bytes for group in weights[0] for w in group) + mix.bytes(3 * INNER, HIDDEN) + routed.w.bytes
+    for variant in variants:
+        ways = [("of before", at.apart, routed.apart, [mix.single_gated, mix.single_summed])]
+        if variant.has("router.cu"):
+            ways += [("", at.together, routed.together, [mix.apart_gated, mix.apart_summed])]
+        for name, attend, route, makers in ways:
+            calls = []
+            for i, (qkv, o) in enumerate(weights):
+                calls.append(stream_call(cuda, variant, qkv, x, [at.q, at.k, at.v], norm))
+                calls += attend(cuda, variant, i)
+                calls.append(stream_call(cuda, variant, o, at.out, [routed.x], residual=x))
+                calls += route(cuda, variant)
+                for make in makers:
+                    calls += make(cuda, variant, mix.choices[i])
+            table.add(f"layer, 1 row, 128 keys {name}", variant, microseconds(calls * 4) / (4 * count), size, 0.0)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:], {"layers": layers, "experts": experts, "routers": routers, "heads": heads}, MixtureVariant))
