@@ -1,5 +1,6 @@
 //! NVIDIA's driver, opened when it is asked for: this crate is built and loaded on machines that have none.
 
+mod event;
 mod graph;
 mod launch;
 mod peer;
@@ -11,6 +12,7 @@ use std::sync::OnceLock;
 
 use mlxcel_abi::{AbiError, Result, status};
 
+pub(crate) use event::Event;
 pub(crate) use graph::Graph;
 pub(crate) use launch::{Arguments, Launch, Shape};
 pub(crate) use peer::Handle;
@@ -79,6 +81,10 @@ driver! {
     copy_out = "cuMemcpyDtoHAsync_v2"(to: *mut c_void, from: usize, bytes: usize, stream: Stream);
     copy_plane = "cuMemcpy2DAsync_v2"(plane: *const rows::Plane, stream: Stream);
     wait = "cuStreamSynchronize"(stream: Stream);
+    new_event = "cuEventCreate"(out: *mut event::Event, flags: c_uint);
+    record_event = "cuEventRecord"(event: event::Event, stream: Stream);
+    wait_event = "cuStreamWaitEvent"(stream: Stream, event: event::Event, flags: c_uint);
+    destroy_event = "cuEventDestroy_v2"(event: event::Event);
     load_module = "cuModuleLoadData"(out: *mut *mut c_void, image: *const c_void);
     get_function = "cuModuleGetFunction"(out: *mut Function, module: *mut c_void, name: *const c_char);
     set_function = "cuFuncSetAttribute"(function: Function, attribute: c_int, value: c_int);

@@ -8,6 +8,7 @@ mod collectives;
 mod compiler;
 mod driver;
 mod kernels;
+mod marks;
 mod memory;
 mod native;
 mod probe;

@@ -7,9 +7,10 @@ use core::cell::RefCell;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread::ThreadId;
 
-use mlxcel_abi::{AbiError, Result};
+use mlxcel_abi::{AbiError, Result, Tensor};
 
 use crate::driver::{Arguments, Driver, Function, Graph, Launch, Rows, Shape, Stream};
+use crate::marks::Marks;
 use crate::programs::{Bounds, Built, LONGEST, Recorder, Submitter, Tape};
 
 /// Sets the longest program, or 0 for none.
@@ -77,6 +78,7 @@ pub(crate) struct Queue {
     stream: usize,
     owner: ThreadId,
     recorder: Mutex<Recorder<OnStream>>,
+    marks: Mutex<Marks>,
 }
 
 impl core::fmt::Debug for Queue {
@@ -139,12 +141,14 @@ impl Queue {
             stream: stream as usize,
             owner: std::thread::current().id(),
             recorder: Mutex::new(Recorder::new(on_stream, Bounds::new(longest))),
+            marks: Mutex::default(),
         }))
     }
 
     /// Submits what is held back, waits for all of it, and keeps no programs from now on. Called on the thread that opened it.
     pub(crate) fn close(&self) -> Result<()> {
         self.recorder().close();
+        self.marks().end(self.driver);
         QUEUES.with_borrow_mut(|queues| {
             queues.retain(|queue| !core::ptr::eq(Arc::as_ptr(queue), self));
         });
@@ -153,6 +157,12 @@ impl Queue {
 
     fn recorder(&self) -> MutexGuard<'_, Recorder<OnStream>> {
         self.recorder
+            .lock()
+            .unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
+    fn marks(&self) -> MutexGuard<'_, Marks> {
+        self.marks
             .lock()
             .unwrap_or_else(|poisoned| poisoned.into_inner())
     }
@@ -257,6 +267,26 @@ impl Queue {
         self.submit()?;
         // SAFETY: forwarded to the caller.
         unsafe { self.driver.download(to, from, bytes, self.stream()) }
+    }
+
+    /// Marks what was added and submitted so far: whoever reads one of `results` needs to wait for no more.
+    pub(crate) fn mark(&self, results: &[Tensor]) -> Result<()> {
+        self.marks().note(self.driver, self.stream(), results)
+    }
+
+    /// As [`Queue::download`], where `result` is behind a mark. Says whether it is.
+    ///
+    /// # Safety
+    /// As for that; the bytes are those of `result`, and nothing writes to it.
+    pub(crate) unsafe fn download_marked(
+        &self,
+        result: Tensor,
+        to: *mut u8,
+        from: usize,
+        bytes: usize,
+    ) -> Result<bool> {
+        // SAFETY: forwarded to the caller.
+        unsafe { self.marks().read(self.driver, result, to, from, bytes) }
     }
 
     /// Waits for all that was added.
