@@ -121,6 +121,7 @@ impl Text {
                 include_str!("kernels/experts.cu"),
                 include_str!("kernels/grouped.cu"),
                 include_str!("kernels/pairs.cu"),
+                include_str!("kernels/experts_streamed.cu"),
             ],
             Self::Router { .. } => &[
                 FEW,

@@ -25,18 +25,16 @@ class MixtureVariant(Variant):
     def wanted(self):
         base = ["F16=0"] + self.defines
         form = ["WEIGHT_BITS=4", f"GROUP_SIZE={GROUP_SIZE}"]
-        experts = ["engine.cuh", "experts.cu", "grouped.cu", "pairs.cu"] if self.has("pairs.cu") else ["experts.cu"]
+        newer = [f for f in ("engine.cuh", "experts.cu", "grouped.cu", "pairs.cu", "experts_streamed.cu") if self.has(f)]
+        experts = newer if self.has("pairs.cu") else ["experts.cu"]
         yield ("experts",), ["common.cuh", "few.cuh", *experts], base + form
         yield ("choice",), ["common.cuh", "choice.cu"], base + ["LOGITS_F32=0"]
         if self.has("router.cu"):
             yield ("router",), ["common.cuh", "few.cuh", "cluster.cuh", "choice.cu", "router.cu"], base + form + ["LOGITS_F32=0"]
-        for stages in (1, 2):
-            own = ["STREAM_WARPS=8", f"STREAM_STAGES={stages}"]
-            yield ("streamed", stages), ["common.cuh", "engine.cuh", "streamed.cu"], base + form + own
-        yield ("rows",), ["common.cuh", "rows.cu"], base
-        heads = [f"HEAD_WIDTH={WIDTH}"]
-        yield ("attention", WIDTH, 8), ["common.cuh", "attention.cu"], base + heads + ["GROUP_HEADS=8"]
-        yield ("decode", WIDTH), ["common.cuh", *self.clusters, "decode.cu"], base + heads + ["GROUP_HEADS=4", "DECODE_STAGES=2"]
+        yield ("attention", WIDTH, 8), ["common.cuh", "attention.cu"], base + [f"HEAD_WIDTH={WIDTH}", "GROUP_HEADS=8"]
+        for job in super().wanted():
+            if job[0][0] in ("streamed", "rows") or job[0][:2] == ("decode", WIDTH):
+                yield job
 
     def has(self, file):
         try:
@@ -73,9 +71,10 @@ class Experts:
         self.both = torch.empty(self.pairs, INNER, device=DEVICE, dtype=torch.bfloat16)
         self.y = torch.empty(self.pairs, HIDDEN, device=DEVICE, dtype=torch.bfloat16)
         self.out = torch.empty(rows, HIDDEN, device=DEVICE, dtype=torch.bfloat16)
-        self.order = torch.zeros(1 << 16, device=DEVICE, dtype=torch.int32)
         self.most_groups = min(self.pairs, EXPERTS + self.pairs // 8)
-        self.counters = torch.zeros(64, device=DEVICE, dtype=torch.int32)
+        # Number of groups, groups, rows and places, for each choice.
+        self.orders = {c.data_ptr(): torch.zeros(4 + 4 * self.most_groups + 2 * self.pairs, device=DEVICE, dtype=torch.int32)
+                       for c in self.choices}
 
     def bytes(self, n, k):
         return int(self.used * (n * k // 2 + 4 * n * k // GROUP_SIZE))
@@ -122,31 +121,56 @@ class Experts:
 
     # In order of experts.
 
-    def places(self):
-        groups = self.order.data_ptr()
+    def places(self, choice):
+        count = self.orders[choice.data_ptr()].data_ptr()
+        groups = count + 16
         rows = groups + 16 * self.most_groups
-        return groups, self.counters.data_ptr(), rows, rows + 4 * self.pairs
+        return groups, count, rows, rows + 4 * self.pairs
 
     def ordered(self, cuda, variant, choice):
         return [Call(cuda, variant.function(("choice",), "group_pairs"), (1, 1, 1), 1024, 0,
-                     [choice.data_ptr(), *self.places(), self.pairs, EXPERTS, CHOSEN, 8])]
+                     [choice.data_ptr(), *self.places(choice), self.pairs, EXPERTS, CHOSEN, 8])]
 
     def grouped_gated(self, cuda, variant, choice):
-        groups, count, rows, _ = self.places()
+        groups, count, rows, _ = self.places(choice)
         return [Call(cuda, variant.function(("experts",), "grouped_gated", cuda.most_shared), (INNER // 64, self.most_groups, 1), 256,
                      8 * 2 * HIDDEN,
                      [stack(self.gate), stack(self.up), self.x.data_ptr(), self.both.data_ptr(), choice.data_ptr(), groups, count, rows,
                       CHOSEN, EXPERTS, INNER, HIDDEN, SILU])]
 
     def grouped_product(self, cuda, variant, choice):
-        groups, count, _, _ = self.places()
+        groups, count, _, _ = self.places(choice)
         return [Call(cuda, variant.function(("experts",), "grouped_product", cuda.most_shared), (HIDDEN // 128, self.most_groups, 1), 256,
                      8 * 2 * INNER,
                      [stack(self.down), self.both.data_ptr(), self.y.data_ptr(), choice.data_ptr(), groups, count, 0, EXPERTS, HIDDEN, INNER])]
 
+    def flow(self, cuda, variant, choice, form, k, n, stacks, x, out, rows, is_gated):
+        """`form`: warps, values of K in a part, parts of a warp under way."""
+        warps, part, stages = form
+        groups = k // GROUP_SIZE
+        fixed = warps * (stages * (part * 8 + 8) + 8 * 16 * groups) + 32
+        room = min(64, (cuda.most_shared - fixed) // (2 * k + 4 * groups))
+        if room < 8:
+            return None
+        places = self.places(choice)
+        record = b""
+        for pointers in ([w.maps.data_ptr() for w in stacks], [w.scales.data_ptr() for w in stacks], [w.biases.data_ptr() for w in stacks],
+                         [x.data_ptr(), out.data_ptr()], [places[0], places[1]], [rows]):
+            record += struct.pack(f"{len(pointers)}Q", *pointers)
+        record += struct.pack("6i", n, k, part, stages, room, SILU)
+        name = "streamed_gated" if is_gated else "streamed_product"
+        return [Call(cuda, variant.function(("experts",), name, cuda.most_shared), (cuda.processors, 1, 1), 32 * warps,
+                     fixed + room * (2 * k + 4 * groups), [record])]
+
+    def flow_gated(self, cuda, variant, choice, form=(12, 512, 2)):
+        return self.flow(cuda, variant, choice, form, HIDDEN, INNER, [self.gate, self.up], self.x, self.both, self.places(choice)[2], True)
+
+    def flow_product(self, cuda, variant, choice, form=(12, 768, 2)):
+        return self.flow(cuda, variant, choice, form, INNER, HIDDEN, [self.down, self.down], self.both, self.y, 0, False)
+
     def sum_pairs(self, cuda, variant, choice):
         return [Call(cuda, variant.function(("choice",), "sum_pairs"), (self.rows, HIDDEN // 1024, 1), 256, 0,
-                     [self.y.data_ptr(), self.places()[3], self.weights.data_ptr(), self.residual.data_ptr(), self.out.data_ptr(), CHOSEN,
+                     [self.y.data_ptr(), self.places(choice)[3], self.weights.data_ptr(), self.residual.data_ptr(), self.out.data_ptr(), CHOSEN,
                       HIDDEN // 2])]
 
     def ways(self, variant):
@@ -154,7 +178,8 @@ class Experts:
         single = {"single": [self.single_gated, self.single_summed]}
         apart = {"apart": [self.apart_gated, self.apart_summed]} if variant.has("pairs.cu") else {}
         grouped = {"grouped": [self.ordered, self.grouped_gated, self.grouped_product, self.sum_pairs]}
-        return (single if self.pairs <= 64 else {}) | (apart if self.pairs <= 64 else {}) | (grouped if self.pairs > 8 else {})
+        flow = {"flow": [self.ordered, self.flow_gated, self.flow_product, self.sum_pairs]} if variant.has("experts_streamed.cu") else {}
+        return (single | apart if self.pairs <= 64 else {}) | (grouped | flow if self.pairs > 8 else {})
 
 
 def experts(cuda, variants, table):
@@ -168,14 +193,42 @@ def experts(cuda, variants, table):
                 poison(at.both, at.y, at.out)
                 run([c for make in makers for c in make(cuda, variant, at.choices[0])])
                 worst = error(at.out, total)
-                if name != "grouped":
+                if name in ("single", "apart"):
                     worst = max(worst, error(at.both, both))
+                run([c for choice in at.choices for c in at.ordered(cuda, variant, choice)])
                 for make in makers:
                     calls = [c for choice in at.choices for c in make(cuda, variant, choice)]
                     size = sizes[0] if "gated" in make.__name__ else sizes[1] if "product" in make.__name__ or "summed" in make.__name__ else 0
                     table.add(f"{make.__name__}, {rows} rows", variant, microseconds(calls) / launches, size, worst)
                 calls = [c for choice in at.choices for make in makers for c in make(cuda, variant, choice)]
                 table.add(f"{name} all, {rows} rows", variant, microseconds(calls) / launches, sum(sizes), worst)
+
+
+def flows(cuda, variants, table):
+    """How `streamed_gated` and `streamed_product` divide their work."""
+    at, launches = Experts(cuda, 1, 1), 16
+    gated = [(8, 512, 4), (8, 1024, 2), (12, 512, 2), (12, 256, 4), (16, 256, 3), (16, 256, 2)]
+    product = [(8, 768, 2), (12, 768, 2), (12, 256, 4), (16, 256, 3), (16, 256, 4), (16, 512, 2)]
+    for rows in (4, 8, 32, 64):
+        at.shape(rows, launches)
+        both, total = at.exact(at.choices[0])
+        sizes = [at.bytes(2 * INNER, HIDDEN), at.bytes(HIDDEN, INNER)]
+        for variant in variants:
+            if not variant.has("experts_streamed.cu"):
+                continue
+            for forms, make, size in ((gated, at.flow_gated, sizes[0]), (product, at.flow_product, sizes[1])):
+                for form in forms:
+                    if make(cuda, variant, at.choices[0], form) is None:
+                        continue
+                    own = {make: form}
+                    poison(at.both, at.y, at.out)
+                    chain = [m(cuda, variant, at.choices[0], *([own[m]] if m in own else []))
+                             for m in (at.ordered, at.flow_gated, at.flow_product, at.sum_pairs)]
+                    run([c for calls in chain for c in calls])
+                    worst = error(at.out, total)
+                    run([c for choice in at.choices for c in at.ordered(cuda, variant, choice)])
+                    calls = [c for choice in at.choices for c in make(cuda, variant, choice, form)]
+                    table.add(f"{make.__name__} {form}, {rows} rows", variant, microseconds(calls) / launches, size, worst)
 
 
 class Routed:
@@ -271,4 +324,4 @@ def layers(cuda, variants, table):
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:], {"layers": layers, "experts": experts, "routers": routers, "heads": heads}, MixtureVariant))
+    sys.exit(main(sys.argv[1:], {"layers": layers, "experts": experts, "flows": flows, "routers": routers, "heads": heads}, MixtureVariant))
