@@ -28,8 +28,6 @@ pub(crate) const TILE_BYTES: usize = 200 << 10;
 pub(crate) const PREFILL_ROWS: usize = 128;
 pub(crate) const PREFILL_KEYS: usize = 128;
 pub(crate) const PREFILL_STAGES: usize = 2;
-/// Units of keys that a warp of `decode` has under way.
-pub(crate) const DECODE_STAGES: u32 = 2;
 
 /// One text, which gives several kernels.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -98,6 +96,8 @@ pub(crate) enum Text {
         width: u32,
         /// Query heads that a block has.
         group: u32,
+        /// Units of keys that a warp has under way.
+        stages: u32,
     },
     /// Sums over ranks.
     Ranks {
@@ -202,10 +202,14 @@ impl Text {
                 defines.push(format!("PREFILL_KEYS={PREFILL_KEYS}"));
                 defines.push(format!("PREFILL_STAGES={PREFILL_STAGES}"));
             }
-            Self::Decode { width, group } => {
+            Self::Decode {
+                width,
+                group,
+                stages,
+            } => {
                 defines.push(format!("HEAD_WIDTH={width}"));
                 defines.push(format!("GROUP_HEADS={group}"));
-                defines.push(format!("DECODE_STAGES={DECODE_STAGES}"));
+                defines.push(format!("DECODE_STAGES={stages}"));
             }
             Self::Attention { width, group } => {
                 defines.push(format!("HEAD_WIDTH={width}"));
@@ -303,7 +307,11 @@ mod tests {
     fn newer_texts() -> Vec<Text> {
         let mut texts: Vec<Text> = [64, 128].map(|width| Text::Prefill { width }).into();
         texts.extend(
-            [(64, 3), (128, 1), (128, 4)].map(|(width, group)| Text::Decode { width, group }),
+            [(64, 3), (128, 1), (128, 4)].map(|(width, group)| Text::Decode {
+                width,
+                group,
+                stages: 1 + u32::from(width == 128),
+            }),
         );
         texts.extend(
             [(4, 64), (8, 32), (16, 64)]

@@ -4,7 +4,8 @@
     python3 kernels.py [NAME=]FOLDER[,-DKEY=VALUE...][,KEY=VALUE...] ... [--only WORD,...] [--skip WORD,...]
 
 FOLDER holds the kernels' texts (backends/cuda/src/kernels). Several are compared: the same folder with other defines, or other
-folders. KEY=VALUE changes how kernels are launched: `cluster`, `clusters` (decode); `once` (streamed).
+folders. KEY=VALUE changes how kernels are launched: `cluster`, `clusters`, `stages` (decode); `once`, `each`
+(streamed).
 
 Kernels are compiled, described and launched as the backend does it, early starts included. Every result is compared with one in
 float64 (products) or float32 (attention) on fresh random inputs, after NaN was written to where it goes: `error` is
@@ -195,8 +196,8 @@ class Variant:
             heads = [f"HEAD_WIDTH={width}", f"GROUP_HEADS={group}"]
             yield ("attention", width), ["common.cuh", "attention.cu"], base + heads
             if self.has_decode:
-                stages = [] if any(d.startswith("DECODE_STAGES") for d in base) else ["DECODE_STAGES=2"]
-                yield ("decode", width), ["common.cuh", *self.clusters, "decode.cu"], base + heads + stages
+                for stages in (1, 2):
+                    yield ("decode", width, stages), ["common.cuh", *self.clusters, "decode.cu"], base + heads + [f"DECODE_STAGES={stages}"]
 
     def function(self, key, name, shared=0):
         if (key, name) not in self.functions:
@@ -249,11 +250,11 @@ def normed(x, w):
 def stream_plan(cuda, variant, k, rows, tiles):
     piece, groups = GROUPS * GROUP_SIZE, k // GROUP_SIZE
 
-    once = variant.options.get("once", 1) and k // piece <= WARPS and tiles <= 4 * cuda.processors
+    once = variant.options.get("once", 0) and k // piece <= WARPS and tiles <= 4 * cuda.processors
     stages, warps = 1 if once else 2, WARPS
     stage = 16 * piece * BITS // 8 + 2 * 16 * GROUPS * 2 + 8
     shared = warps * stages * stage + rows * k * 2 + groups * 8 * 4 + 2 * warps * 16 * rows * 4
-    each = 4 if once else 2 if shared <= 112 << 10 else 1
+    each = 4 if once else min(variant.options.get("each", 2), 2 if shared <= 112 << 10 else 1)
     return stages, warps, shared, min(tiles, each * cuda.processors)
 
 
@@ -440,9 +441,9 @@ class Attention:
                               1 / math.sqrt(self.width), 0.0, 1.0, EPS)
         if variant.has_head_norms:
             record += struct.pack("2i", self.norms is not None, 0)
-        stages = next((int(d.split("=")[1]) for d in variant.defines if d.startswith("DECODE_STAGES")), 2)
+        stages = variant.options.get("stages", 1 if 8 * count <= cuda.processors and capacity <= 2048 else 2)
         shared = 8 * stages * 2 * 4 * 512
-        function = variant.function(("decode", self.width), f"decode_{cluster}", 200 << 10)
+        function = variant.function(("decode", self.width, stages), f"decode_{cluster}", 200 << 10)
         return [Call(cuda, function, (cluster * clusters, across, self.sequences), 256, shared, [record])]
 
     def check(self, calls, layer=0):

@@ -4,9 +4,12 @@
 // waiting, each lane copying what it will use itself. Blocks of a cluster add what they have through each other's shared memory;
 // clusters, where a row has several, through `parts`, and the last one makes the result.
 //
-// Before it may use what the launch before wrote, a block already asks for the first keys to come to the second cache. The numbers
-// that it finds them by may not be there yet: they are kept within their arrays, out of the first cache, and read again afterwards.
-// The key of the row itself comes from its product: one block norms and rotates it, uses it, and puts it into the pool.
+// What is known before this step's values are there, a warp looks up before the launch before has ended: where its first keys lie,
+// which it asks to come to the second cache, and by how much its features turn. It hardly ever comes from the launch before, but it may:
+// it is kept within its arrays, out of the first cache, read again afterwards, and everything is looked up once more where it differs.
+// Every block norms and turns the row's own queries and key for itself, a head a warp; one puts the key into the pool.
+//
+// Most of this text is executed once a launch, so that its length counts: it is kept short, in loops where a loop does.
 
 struct Decode {
   const u16* q;
@@ -50,83 +53,25 @@ struct Decode {
 
 constexpr int kWarps = 8, kStages = DECODE_STAGES;
 
+// A score that is no key's, and the highest score where there is no key: far from each other, so that what is relative to them is 0.
+constexpr float kUnseen = -3e38f, kNone = -1e30f;
+
+__device__ __forceinline__ float exponential(float v) {
+  float e;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(e) : "f"(v * 1.44269504f));
+  return e;
+}
+__device__ __forceinline__ float reciprocal(float v) {
+  float r;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(v));
+  return r;
+}
 __device__ __forceinline__ void prefetch(const void* p) {
   asm volatile("prefetch.global.L2 [%0];" ::"l"(p));
 }
 __device__ __forceinline__ void unpack(const uint4& v, float (&f)[8]) {
   f[0] = low_float(v.x), f[1] = high_float(v.x), f[2] = low_float(v.y), f[3] = high_float(v.y);
   f[4] = low_float(v.z), f[5] = high_float(v.z), f[6] = low_float(v.w), f[7] = high_float(v.w);
-}
-
-// How a lane's 8 features turn.
-struct Turn {
-  float cosine[8], sine[8];
-  // Where the other features of the pairs are; 0 where they are among these.
-  int partner;
-  int turned;
-};
-
-__device__ __forceinline__ Turn turn_of(const Decode& step, int first, float position) {
-  Turn turn;
-  const int half = step.dims / 2;
-  turn.turned = min(max(step.dims - first, 0), 8);
-  turn.partner = step.interleaved || turn.turned == 0 ? 0 : first < half ? half : -half;
-#pragma unroll
-  for (int i = 0; i < 8; ++i) {
-    turn.cosine[i] = 1.0f, turn.sine[i] = 0.0f;
-    if (i < turn.turned) {
-      int at = step.interleaved ? (first + i) / 2 : first < half ? first + i : first + i - half;
-      float by = step.table[at];
-      sincosf(step.inverse ? position / by : position * by, &turn.sine[i], &turn.cosine[i]);
-    }
-  }
-  return turn;
-}
-
-// A norm's weights for a lane's features and for those of their partners.
-struct OfNorm {
-  uint4 own, partners;
-};
-__device__ __forceinline__ OfNorm of_norm(const u16* weight, const Turn& turn, int first) {
-  const uint4 ones = make_uint4(ONE_TWICE, ONE_TWICE, ONE_TWICE, ONE_TWICE);
-  OfNorm found{ones, ones};
-  if (weight != nullptr) {
-    found.own = *reinterpret_cast<const uint4*>(weight + first);
-    found.partners = *reinterpret_cast<const uint4*>(weight + first + turn.partner);
-  }
-  return found;
-}
-
-// Eight features at `from`, normed over the head's LANES lanes if that is asked for, turned and rounded.
-template <int LANES>
-__device__ __forceinline__ uint4 turned(const u16* from, const Turn& turn, const OfNorm& norm, const Decode& step) {
-  const int interleaved = step.interleaved;
-  uint4 v = *reinterpret_cast<const uint4*>(from);
-  uint4 w = *reinterpret_cast<const uint4*>(from + turn.partner);
-  if (step.normed) {
-    float sum = sum_of_squares(v);
-#pragma unroll
-    for (int s = LANES / 2; s > 0; s /= 2) {
-      sum += __shfl_xor_sync(0xFFFFFFFFu, sum, s);
-    }
-    const float factor = rsqrtf(sum / (LANES * 8) + step.eps);
-    v = scaled_by(v, norm.own, factor);
-    w = scaled_by(w, norm.partners, factor);
-  }
-  if (turn.turned == 0) {
-    return v;
-  }
-  float a[8], b[8];
-  unpack(v, a);
-  unpack(w, b);
-  float r[8];
-#pragma unroll
-  for (int i = 0; i < 8; ++i) {
-    float other = interleaved ? a[i ^ 1] : b[i];
-    float sine = (interleaved ? i % 2 == 0 : turn.partner > 0) ? -turn.sine[i] : turn.sine[i];
-    r[i] = i < turn.turned ? a[i] * turn.cosine[i] + other * sine : a[i];
-  }
-  return make_uint4(pack(r[0], r[1]), pack(r[2], r[3]), pack(r[4], r[5]), pack(r[6], r[7]));
 }
 
 // What a lane has of the sums: `top` the highest score so far, which the others are relative to.
@@ -137,7 +82,7 @@ struct Sums {
 
 // N keys for each group of lanes; those not `seen` count for nothing.
 template <int LANES, int GROUP, int N, typename K, typename V>
-__device__ __forceinline__ void absorb(Sums<GROUP>& all, const Decode& step, K key_of, V value_of, const bool (&seen)[N]) {
+__device__ __forceinline__ void absorb(Sums<GROUP>& all, float softcap, K key_of, V value_of, const bool (&seen)[N]) {
   float score[N][GROUP];
 #pragma unroll
   for (int u = 0; u < N; ++u) {
@@ -168,11 +113,15 @@ __device__ __forceinline__ void absorb(Sums<GROUP>& all, const Decode& step, K k
     float highest = all.top[g];
 #pragma unroll
     for (int u = 0; u < N; ++u) {
-      float s = step.softcap > 0.0f ? step.softcap * tanhf(score[u][g] / step.softcap) : score[u][g];
-      score[u][g] = seen[u] ? s : -kInfinity;
+      float s = score[u][g];
+      if (softcap > 0.0f) {
+        // tanh x = 1 - 2 / (e^2x + 1)
+        s = softcap - 2.0f * softcap * reciprocal(exponential(s * (2.0f * reciprocal(softcap))) + 1.0f);
+      }
+      score[u][g] = seen[u] ? s : kUnseen;
       highest = fmaxf(highest, score[u][g]);
     }
-    float shrink = highest == -kInfinity ? 1.0f : __expf(all.top[g] - highest);
+    const float shrink = exponential(all.top[g] - highest);
     all.top[g] = highest;
     all.total[g] *= shrink;
 #pragma unroll
@@ -181,7 +130,7 @@ __device__ __forceinline__ void absorb(Sums<GROUP>& all, const Decode& step, K k
     }
 #pragma unroll
     for (int u = 0; u < N; ++u) {
-      score[u][g] = highest == -kInfinity ? 0.0f : __expf(score[u][g] - highest);
+      score[u][g] = exponential(score[u][g] - highest);
       all.total[g] += score[u][g];
     }
   }
@@ -199,10 +148,25 @@ __device__ __forceinline__ void absorb(Sums<GROUP>& all, const Decode& step, K k
   }
 }
 
+// Hidden from the compiler, which would make a loop twice for what is the same in all its rounds.
+template <typename T>
+__device__ __forceinline__ T same_each_time(T v) {
+  if constexpr (sizeof(T) == 4) {
+    asm volatile("" : "+r"(*reinterpret_cast<u32*>(&v)));
+  }
+  return v;
+}
+
+// Of an angle below 2^22: what is left of it beyond whole turns is exact but for the last bits of a turn, and then below pi.
+__device__ __forceinline__ void sine_and_cosine(float angle, float& sine, float& cosine) {
+  const float turns = rintf(angle * 0.15915494f);
+  angle = fmaf(turns, 1.74845553e-7f, fmaf(turns, -6.28318548f, angle));
+  sine = __sinf(angle), cosine = __cosf(angle);
+}
+
 // Adds `sum` and `total`, relative to `top`, to what is relative to `highest`.
 __device__ __forceinline__ void add_part(float& highest, float& all, float& value, float top, float total, float sum) {
-  float with = fmaxf(highest, top);
-  float a = highest == -kInfinity ? 0.0f : __expf(highest - with), b = top == -kInfinity ? 0.0f : __expf(top - with);
+  const float with = fmaxf(highest, top), a = exponential(highest - with), b = exponential(top - with);
   all = all * a + total * b;
   value = value * a + sum * b;
   highest = with;
@@ -215,124 +179,218 @@ __device__ __forceinline__ void decode(const Decode& step) {
   extern __shared__ __align__(16) u8 memory[];
   __shared__ float tops[kWarps][GROUP], totals[kWarps][GROUP];
   __shared__ float own_sums[GROUP * WIDTH], own_top[GROUP], own_total[GROUP];
-  let_next_start();
   const int row = blockIdx.z, splits = gridDim.x;
   // Several blocks in y when more heads share a key head than GROUP.
   const int groups = step.heads / step.kv_heads / GROUP;
   const int kv_head = blockIdx.y / groups, first_head = blockIdx.y * GROUP;
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, part = lane % kLanes, key_of_warp = lane / kLanes;
   const int first = blockIdx.x + warp * splits, stride = splits * kWarps;
-  bool is_early = true;
-  auto read = [&](const int* p) { return is_early ? __ldcg(p) : *p; };
-  int position, from, units, next, pages[kUnroll];
-  const int* own_pages;
-  auto page_of = [&](int at) { return read(own_pages + min(max(at, 0) >> step.page_shift, step.table_width - 1)); };
   auto place_of = [&](int page, int at) {
     page = min(max(page, 0), step.pages - 1);
     size_t pool_row = (static_cast<size_t>(page) << step.page_shift) + (max(at, 0) & ((1 << step.page_shift) - 1));
-    return (pool_row * step.kv_heads + kv_head) * WIDTH + part * 8;
+    return (pool_row * step.kv_heads + kv_head) * WIDTH;
   };
-  auto key_at = [&](int unit, int u) { return from + unit * kUnit + u * kKeys + key_of_warp; };
-  // The pages of the unit to be copied next are read while others are under way.
-  auto read_pages = [&]() {
-    if (next < units) {
+  // Pairs of features: those that turn, then the others.
+  constexpr int kPairs = WIDTH / 64;
+  int features[kPairs][2];
 #pragma unroll
-      for (int u = 0; u < kUnroll; ++u) {
-        pages[u] = page_of(min(key_at(next, u), position - 1));
-      }
-    }
+  for (int i = 0; i < kPairs; ++i) {
+    const int pair = lane + 32 * i, half = step.dims / 2;
+    const bool is_near = step.interleaved || pair >= half;
+    features[i][0] = is_near ? 2 * pair : pair;
+    features[i][1] = is_near ? 2 * pair + 1 : pair + half;
+  }
+  auto rate_of = [&](int i) { return lane + 32 * i < step.dims / 2 ? __ldcg(step.table + lane + 32 * i) : 0.0f; };
+
+  int sequence = __ldcg(step.row_sequences + row), position = __ldcg(step.positions + row), slot = __ldcg(step.slots + row);
+  int from, units, pages[kUnroll];
+  auto key_at = [&](int unit, int u) { return from + unit * kUnit + u * kKeys + key_of_warp; };
+  auto page_at = [&](int at) {
+    const int* own = step.page_table + static_cast<size_t>(min(max(sequence, 0), step.sequences - 1)) * step.table_width;
+    return __ldcg(own + min(max(at, 0) >> step.page_shift, step.table_width - 1));
   };
-  auto begin = [&]() {
-    const int sequence = min(max(read(step.row_sequences + row), 0), step.sequences - 1);
-    position = read(step.positions + row);
-    own_pages = step.page_table + static_cast<size_t>(sequence) * step.table_width;
-    from = step.window > 0 ? max(0, position + 1 - step.window) : 0;
-    units = (position - from + kUnit - 1) / kUnit;
-    next = first;
-    read_pages();
-  };
-  begin();
-  if (next < units && part % 2 == 0) {
-    // Two lanes have 32 bytes, the least that memory gives.
+  auto read_pages = [&](int unit, int (&of)[kUnroll]) {
 #pragma unroll
     for (int u = 0; u < kUnroll; ++u) {
-      size_t place = place_of(pages[u], min(key_at(next, u), position - 1));
-      prefetch(step.keys + place);
-      prefetch(step.values + place);
+      of[u] = unit < units ? page_at(min(key_at(unit, u), position)) : 0;
     }
-  }
-  wait_for_inputs();
-  is_early = false;
-  begin();
+  };
   const u32 ring = shared_address(memory) + (warp * kStages * kSlots * 32 + lane) * 16;
-  auto copy = [&](int stage) {
-    if (next < units) {
+  auto copy = [&](int stage, int unit) {
+    if (unit < units) {
 #pragma unroll
       for (int u = 0; u < kUnroll; ++u) {
-        int at = key_at(next, u);
-        size_t place = place_of(pages[u], min(at, position - 1));
-        copy_async(ring + (stage * kSlots + u) * 512, step.keys + place, at < position);
-        copy_async(ring + (stage * kSlots + kUnroll + u) * 512, step.values + place, at < position);
+        const int at = key_at(unit, u);
+        const size_t lies = place_of(pages[u], min(at, position)) + part * 8;
+        copy_async(ring + (stage * kSlots + u) * 512, step.keys + lies, at <= position);
+        copy_async(ring + (stage * kSlots + kUnroll + u) * 512, step.values + lies, at <= position);
       }
-      next += stride;
-      read_pages();
     }
     copy_commit();
   };
-  for (int stage = 0; stage < kStages; ++stage) {
-    copy(stage);
+  // Keys, values and queries of the row itself.
+  __shared__ __align__(16) u16 own_key[WIDTH], own_value[WIDTH];
+  __shared__ __align__(16) float queries[GROUP][WIDTH];
+  float sine[kPairs], cosine[kPairs];
+  u16 values[kPairs][2], norms[kPairs][2];
+  auto load_head = [&](int head) {
+    const bool is_key = head == GROUP;
+    const u16* of = is_key ? step.k + (static_cast<size_t>(row) * step.kv_heads + kv_head) * WIDTH
+                           : step.q + (static_cast<size_t>(row) * step.heads + first_head + head) * WIDTH;
+    const u16* norm = is_key ? step.k_norm : step.q_norm;
+#pragma unroll
+    for (int i = 0; i < kPairs; ++i) {
+#pragma unroll
+      for (int j = 0; j < 2; ++j) {
+        values[i][j] = of[features[i][j]];
+        norms[i][j] = norm != nullptr ? norm[features[i][j]] : static_cast<u16>(ONE_TWICE);
+      }
+    }
+  };
+#pragma unroll 1
+  for (bool is_first = true;; is_first = false) {
+    from = step.window > 0 ? max(0, position + 1 - step.window) : 0;
+    units = (position - from + kUnit) / kUnit;
+    float rates[kPairs];
+    read_pages(first, pages);
+#pragma unroll
+    for (int i = 0; i < kPairs; ++i) {
+      rates[i] = rate_of(i);
+    }
+    if (is_first && first < units && part % 2 == 0) {
+      // Two lanes have 32 bytes, the least that memory gives.
+#pragma unroll
+      for (int u = 0; u < kUnroll; ++u) {
+        size_t lies = place_of(pages[u], min(key_at(first, u), position)) + part * 8;
+        prefetch(step.keys + lies);
+        prefetch(step.values + lies);
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < kPairs; ++i) {
+      sine[i] = 0.0f, cosine[i] = 1.0f;
+      if (lane + 32 * i < step.dims / 2) {
+        const float turned = position * step.turn_scale;
+        sine_and_cosine(step.inverse ? __fdiv_rn(turned, rates[i]) : turned * rates[i], sine[i], cosine[i]);
+      }
+    }
+    if (is_first) {
+      wait_for_inputs();
+      load_head(min(warp, GROUP));
+    }
+    copy(0, first);
+    // Not before: what the next launch reads ahead would keep these keys waiting.
+    let_next_start();
+    const int found[3] = {__ldcg(step.row_sequences + row), __ldcg(step.positions + row), __ldcg(step.slots + row)};
+    bool is_same = found[0] == sequence && found[1] == position && found[2] == slot;
+    int now[kUnroll];
+    read_pages(first, now);
+#pragma unroll
+    for (int u = 0; u < kUnroll; ++u) {
+      is_same = is_same && now[u] == pages[u];
+    }
+#pragma unroll
+    for (int i = 0; i < kPairs; ++i) {
+      is_same = is_same && rate_of(i) == rates[i];
+    }
+    if (__all_sync(0xFFFFFFFFu, is_same)) {
+      break;
+    }
+    copy_wait<0>();
+    sequence = found[0], position = found[1], slot = found[2];
   }
-  const int slot = step.slots[row];
-  const Turn turn = turn_of(step, part * 8, position * step.turn_scale);
-  // The row's own key belongs to the warp that has the fewest others.
-  const bool has_own = blockIdx.x == splits - 1 && warp == kWarps - 1, has_slot = slot >= 0 && slot < step.pages << step.page_shift;
-  uint4 own_key = make_uint4(0, 0, 0, 0), own_value = own_key;
-  if (has_own) {
-    size_t at = (static_cast<size_t>(row) * step.kv_heads + kv_head) * WIDTH + part * 8;
-    if (has_slot) {
-      own_key = turned<kLanes>(step.k + at, turn, of_norm(step.k_norm, turn, part * 8), step);
-      own_value = *reinterpret_cast<const uint4*>(step.v + at);
-    } else {
-      size_t place = place_of(page_of(position), position);
-      own_key = *reinterpret_cast<const uint4*>(step.keys + place);
-      own_value = *reinterpret_cast<const uint4*>(step.values + place);
+  const bool has_slot = slot >= 0 && slot < step.pages << step.page_shift;
+  const bool appends = has_slot && blockIdx.x == 0 && blockIdx.y % groups == 0;
+  const size_t appended = (static_cast<size_t>(max(slot, 0)) * step.kv_heads + kv_head) * WIDTH;
+#pragma unroll 1
+  for (int head = warp; head <= GROUP; head += kWarps) {
+    if (head != min(warp, GROUP)) {
+      load_head(head);
+    }
+    const bool is_normed = same_each_time(step.normed) != 0;
+    float factor = 1.0f;
+    if (is_normed) {
+      float sum = 0.0f;
+#pragma unroll
+      for (int i = 0; i < kPairs; ++i) {
+        sum += to_float(values[i][0]) * to_float(values[i][0]) + to_float(values[i][1]) * to_float(values[i][1]);
+      }
+#pragma unroll
+      for (int s = 16; s > 0; s /= 2) {
+        sum += __shfl_xor_sync(0xFFFFFFFFu, sum, s);
+      }
+      factor = rsqrtf(sum / WIDTH + step.eps);
+    }
+#pragma unroll
+    for (int i = 0; i < kPairs; ++i) {
+      // Rounded after the norm and after turning, as when each is a kernel of its own.
+      float a = to_float(values[i][0]), b = to_float(values[i][1]);
+      if (is_normed) {
+        a = to_float(from_float(a * factor * to_float(norms[i][0])));
+        b = to_float(from_float(b * factor * to_float(norms[i][1])));
+      }
+      const u16 x = from_float(a * cosine[i] - b * sine[i]), y = from_float(b * cosine[i] + a * sine[i]);
+      if (head == GROUP) {
+        own_key[features[i][0]] = x, own_key[features[i][1]] = y;
+        if (appends) {
+          step.keys[appended + features[i][0]] = x, step.keys[appended + features[i][1]] = y;
+        }
+      } else {
+        queries[head][features[i][0]] = to_float(x) * step.scale, queries[head][features[i][1]] = to_float(y) * step.scale;
+      }
     }
   }
+  if (warp == kWarps - 1) {
+    // Without a slot the row's key is in the pool already.
+    const size_t lies = place_of(page_at(position), position);
+    const u16* of_value = has_slot ? step.v + (static_cast<size_t>(row) * step.kv_heads + kv_head) * WIDTH : step.values + lies;
+    for (int i = lane; i < WIDTH / 8; i += 32) {
+      const uint4 value = *reinterpret_cast<const uint4*>(of_value + i * 8);
+      *reinterpret_cast<uint4*>(own_value + i * 8) = value;
+      if (appends) {
+        *reinterpret_cast<uint4*>(step.values + appended + i * 8) = value;
+      }
+    }
+  }
+  __syncthreads();
+  const u32 key_here = has_slot ? shared_address(own_key) + part * 16 : 0, value_here = shared_address(own_value) + part * 16;
   Sums<GROUP> all;
-  const OfNorm q_norm = of_norm(step.q_norm, turn, part * 8);
 #pragma unroll
   for (int g = 0; g < GROUP; ++g) {
-    const u16* query = step.q + (static_cast<size_t>(row) * step.heads + first_head + g) * WIDTH + part * 8;
-    unpack(turned<kLanes>(query, turn, q_norm, step), all.query[g]);
-    all.top[g] = -kInfinity;
+    const float4 low = *reinterpret_cast<const float4*>(queries[g] + part * 8), high = *reinterpret_cast<const float4*>(queries[g] + part * 8 + 4);
+    all.query[g][0] = low.x, all.query[g][1] = low.y, all.query[g][2] = low.z, all.query[g][3] = low.w;
+    all.query[g][4] = high.x, all.query[g][5] = high.y, all.query[g][6] = high.z, all.query[g][7] = high.w;
+    all.top[g] = kNone;
     all.total[g] = 0.0f;
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
-      all.query[g][i] *= step.scale;
       all.sum[g][i] = 0.0f;
     }
   }
-  if (has_own) {
-    if (has_slot && key_of_warp == 0 && blockIdx.y % groups == 0) {
-      size_t to = (static_cast<size_t>(slot) * step.kv_heads + kv_head) * WIDTH + part * 8;
-      *reinterpret_cast<uint4*>(step.keys + to) = own_key;
-      *reinterpret_cast<uint4*>(step.values + to) = own_value;
+  // One unit is on its way by now.
+  int coming = first + stride, to = 1 % kStages, stage = 0;
+#pragma unroll 1
+  for (int unit = first - (kStages - 1) * stride; __all_sync(0xFFFFFFFFu, unit < units); unit += stride) {
+    if (unit + (kStages - 1) * stride > first) {
+      read_pages(coming, pages);
+      copy(to, coming);
+      coming += stride;
+      to = to + 1 == kStages ? 0 : to + 1;
     }
-    bool seen[1] = {key_of_warp == 0};
-    absorb<kLanes, GROUP, 1>(all, step, [&](int) { return own_key; }, [&](int) { return own_value; }, seen);
-  }
-  int stage = 0;
-  for (int unit = first; unit < units; unit += stride) {
+    if (unit < first) {
+      continue;
+    }
     copy_wait<kStages - 1>();
-    bool seen[kUnroll];
+    bool seen[kUnroll], is_own[kUnroll];
 #pragma unroll
     for (int u = 0; u < kUnroll; ++u) {
-      seen[u] = key_at(unit, u) < position;
+      seen[u] = key_at(unit, u) <= position;
+      is_own[u] = key_at(unit, u) == position && has_slot;
     }
-    const u32 keys = ring + stage * kSlots * 512, values = keys + kUnroll * 512;
+    const u32 keys = ring + stage * kSlots * 512, values_at = keys + kUnroll * 512;
     absorb<kLanes, GROUP, kUnroll>(
-        all, step, [&](int u) { return load_shared(keys + u * 512); }, [&](int u) { return load_shared(values + u * 512); }, seen);
-    copy(stage);
+        all, same_each_time(step.softcap), [&](int u) { return load_shared(is_own[u] ? key_here : keys + u * 512); },
+        [&](int u) { return load_shared(is_own[u] ? value_here : values_at + u * 512); }, seen);
     stage = stage + 1 == kStages ? 0 : stage + 1;
   }
   copy_wait<0>();
@@ -345,7 +403,7 @@ __device__ __forceinline__ void decode(const Decode& step) {
     for (int s = kLanes; s < 32; s *= 2) {
       float other_top = __shfl_xor_sync(0xFFFFFFFFu, all.top[g], s), other_total = __shfl_xor_sync(0xFFFFFFFFu, all.total[g], s);
       float highest = fmaxf(all.top[g], other_top);
-      float a = highest == -kInfinity ? 1.0f : __expf(all.top[g] - highest), b = highest == -kInfinity ? 1.0f : __expf(other_top - highest);
+      const float a = exponential(all.top[g] - highest), b = exponential(other_top - highest);
       all.total[g] = all.total[g] * a + other_total * b;
 #pragma unroll
       for (int i = 0; i < 8; ++i) {
@@ -366,14 +424,14 @@ __device__ __forceinline__ void decode(const Decode& step) {
   __syncthreads();
   for (int i = threadIdx.x; i < GROUP * WIDTH; i += kWarps * 32) {
     const int g = i / WIDTH;
-    float highest = -kInfinity, total = 0.0f, value = 0.0f;
+    float highest = kNone, total = 0.0f, value = 0.0f;
 #pragma unroll
     for (int j = 0; j < kWarps; ++j) {
       highest = fmaxf(highest, tops[j][g]);
     }
 #pragma unroll
     for (int j = 0; j < kWarps; ++j) {
-      float weight = tops[j][g] == -kInfinity ? 0.0f : __expf(tops[j][g] - highest);
+      const float weight = exponential(tops[j][g] - highest);
       total += totals[j][g] * weight;
       value += reinterpret_cast<const float*>(memory + j * kStages * kSlots * 512)[i] * weight;
     }
@@ -396,7 +454,7 @@ __device__ __forceinline__ void decode(const Decode& step) {
 #pragma unroll
   for (int e = 0; e < kEach; ++e) {
     const int i = at + e * kWarps * 32, g = i / WIDTH;
-    highest[e] = -kInfinity, total[e] = 0.0f, value[e] = 0.0f;
+    highest[e] = kNone, total[e] = 0.0f, value[e] = 0.0f;
     if (threadIdx.x + e * kWarps * 32 < kSlice) {
       if constexpr (CLUSTER > 1) {
         float t[CLUSTER], n[CLUSTER], s[CLUSTER];
@@ -410,7 +468,7 @@ __device__ __forceinline__ void decode(const Decode& step) {
         }
 #pragma unroll
         for (int j = 0; j < CLUSTER; ++j) {
-          float weight = t[j] == -kInfinity ? 0.0f : __expf(t[j] - highest[e]);
+          const float weight = exponential(t[j] - highest[e]);
           total[e] += n[j] * weight;
           value[e] += s[j] * weight;
         }
@@ -453,7 +511,7 @@ __device__ __forceinline__ void decode(const Decode& step) {
 #pragma unroll
       for (int e = 0; e < kEach; ++e) {
         const int own = threadIdx.x + e * kWarps * 32, g = (rank * kSlice + own) / WIDTH;
-        highest[e] = -kInfinity, total[e] = 0.0f, value[e] = 0.0f;
+        highest[e] = kNone, total[e] = 0.0f, value[e] = 0.0f;
         if (own < kSlice) {
 #pragma unroll 4
           for (int j = 0; j < clusters; ++j) {
@@ -476,7 +534,7 @@ __device__ __forceinline__ void decode(const Decode& step) {
           add_part(highest[e], total[e], value[e], to_float(step.sinks[head]), 1.0f, 0.0f);
         }
         step.out[static_cast<size_t>(row) * step.heads * WIDTH + first_head * WIDTH + i] =
-            from_float(total[e] > 0.0f ? value[e] / total[e] : 0.0f);
+            from_float(total[e] > 0.0f ? __fdividef(value[e], total[e]) : 0.0f);
       }
     }
   }

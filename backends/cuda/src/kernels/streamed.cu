@@ -46,7 +46,7 @@ constexpr int kLines = kWeightBytes / kTileRows / 128;
 constexpr int kWarps = STREAM_WARPS, kStages = STREAM_STAGES;
 // Blocks that a multiprocessor should find registers for, some of them of the next launch.
 #ifndef STREAM_BLOCKS
-#define STREAM_BLOCKS (STREAM_WARPS > 8 ? 1 : STREAM_STAGES == 1 ? 4 : 3)
+#define STREAM_BLOCKS (STREAM_WARPS > 8 ? 1 : 3)
 #endif
 
 // Which row of a half tile a lane has, so that lanes that read at once use different banks.
@@ -88,14 +88,11 @@ __device__ __forceinline__ void mma_half(float (&d)[4], u32 a0, u32 a1, u32 b0) 
                : "r"(a0), "r"(a1), "r"(b0));
 }
 
-// Eight values of x, normed: `factor` is the reciprocal of the row's root mean square.
-__device__ __forceinline__ uint4 normed_by(const uint4& v, const uint4& w, float factor) {
-  return make_uint4(
-      pack(low_float(v.x) * factor * low_float(w.x), high_float(v.x) * factor * high_float(w.x)),
-      pack(low_float(v.y) * factor * low_float(w.y), high_float(v.y) * factor * high_float(w.y)),
-      pack(low_float(v.z) * factor * low_float(w.z), high_float(v.z) * factor * high_float(w.z)),
-      pack(low_float(v.w) * factor * low_float(w.w), high_float(v.w) * factor * high_float(w.w)));
-}
+// A number that a generic function is compiled for.
+template <int N>
+struct Count {
+  static constexpr int value = N;
+};
 
 // `waits`: the weight may be made by the launch before.
 // Bytes of shared memory: rings, scales and biases, barriers, x in the tensor core's order, sums of groups, parts of the result.
@@ -122,6 +119,7 @@ __device__ __forceinline__ void streamed(const Streamed& all, const u16* x, u16*
   const u32 scale_ring = shared_address(scale_rings) + warp * kStages * 2 * kScaleBytes;
   const u32 barrier = shared_address(barriers) + warp * kStages * 8;
 
+  const u64 once = read_once();
   // What is fetched next.
   int tile = blockIdx.x, chunk = warp;
   auto fetch = [&](int stage) {
@@ -150,12 +148,12 @@ __device__ __forceinline__ void streamed(const Streamed& all, const u16* x, u16*
         const u8* map = i == 0 ? all.maps[0] : i == 1 ? all.maps[1] : all.maps[2];
 #pragma unroll
         for (int line = 0; line < kLines; ++line) {
-          fetch_box_2(to + half * (kWeightBytes / 2) + line * 1024, map, (chunk * kLines + line) * (WEIGHT_BITS == 16 ? 64 : 32), row, done);
+          fetch_box_2(to + half * (kWeightBytes / 2) + line * 1024, map, (chunk * kLines + line) * (WEIGHT_BITS == 16 ? 64 : 32), row, done, once);
         }
         if constexpr (WEIGHT_BITS < 16) {
           u32 scales = scale_ring + stage * 2 * kScaleBytes + half * (kScaleBytes / 2);
-          fetch_box_2(scales, map + 128, chunk * kGroups, row, done);
-          fetch_box_2(scales + kScaleBytes, map + 256, chunk * kGroups, row, done);
+          fetch_box_2(scales, map + 128, chunk * kGroups, row, done, once);
+          fetch_box_2(scales + kScaleBytes, map + 256, chunk * kGroups, row, done, once);
         }
       }
     }
@@ -176,78 +174,47 @@ __device__ __forceinline__ void streamed(const Streamed& all, const u16* x, u16*
     fetch(i);
   }
   // Into the second cache, whoever wrote it.
-  const int vectors = k_total / 8, all_vectors = rows * vectors;
+  const int vectors = k_total / 8;
   if (around.normed > 1) {
     for (int i = threadIdx.x; i < vectors / 8; i += kWarps * 32) {
       asm volatile("prefetch.global.L2 [%0];" ::"l"(around.norm + i * 64));
     }
   }
   wait_for_inputs();
-  // x as the tensor core takes it, 16 bytes at a time: [k / 32 or 16][half][row][quad]. A thread has several such at once.
-  constexpr int kThreads = kWarps * 32, kHeld = kStages == 1 ? 2 : 4;
-  __shared__ float squares[8][kWarps];
+  // A row is divided by its root mean square at the end, so that nothing waits for it. f16 has no room for what it is before.
+  constexpr bool kNormsLate = !F16;
+  constexpr int kThreads = kWarps * 32;
+  __shared__ float squares[8][kWarps], factors[8];
   const uint4* const x_vectors = reinterpret_cast<const uint4*>(x);
-  uint4 held[kHeld];
-  auto hold = [&](int first, int end) {
+  auto add_squares = [&](int row, float sum) {
 #pragma unroll
-    for (int j = 0; j < kHeld; ++j) {
-      if (first + j * kThreads < end) {
-        held[j] = x_vectors[first + j * kThreads];
-      }
+    for (int step = 16; step > 0; step /= 2) {
+      sum += __shfl_xor_sync(0xFFFFFFFFu, sum, step);
+    }
+    if (lane == 0) {
+      squares[row][warp] = sum;
     }
   };
-  if (around.normed) {
-    for (int row = rows - 1; row >= 0; --row) {
+  auto factor_of = [&](int row) {
+    float sum = 0.0f;
+#pragma unroll
+    for (int w = 0; w < kWarps; ++w) {
+      sum += squares[row][w];
+    }
+    return rsqrtf(sum / k_total + around.eps);
+  };
+  if (!kNormsLate && around.normed) {
+    for (int row = 0; row < rows; ++row) {
       float sum = 0.0f;
-      const int end = (row + 1) * vectors;
-      for (int first = row * vectors + threadIdx.x; first < end; first += kThreads * kHeld) {
-        hold(first, end);
-#pragma unroll
-        for (int j = 0; j < kHeld; ++j) {
-          sum += first + j * kThreads < end ? sum_of_squares(held[j]) : 0.0f;
-        }
+      for (int at = threadIdx.x; at < vectors; at += kThreads) {
+        sum += sum_of_squares(x_vectors[row * vectors + at]);
       }
-#pragma unroll
-      for (int step = 16; step > 0; step /= 2) {
-        sum += __shfl_xor_sync(0xFFFFFFFFu, sum, step);
-      }
-      if (lane == 0) {
-        squares[row][warp] = sum;
-      }
+      add_squares(row, sum);
     }
     __syncthreads();
   }
-  // The last row normed was the first, which is still there where it is short.
-  const bool is_held = around.normed && rows == 1 && vectors <= kThreads * kHeld;
-  for (int first = threadIdx.x; first < all_vectors; first += kThreads * kHeld) {
-    if (!is_held) {
-      hold(first, all_vectors);
-    }
-    uint4 of_norm[kHeld];
-#pragma unroll
-    for (int j = 0; j < kHeld; ++j) {
-      const int i = first + j * kThreads;
-      of_norm[j] = make_uint4(ONE_TWICE, ONE_TWICE, ONE_TWICE, ONE_TWICE);
-      if (around.normed > 1 && i < all_vectors) {
-        of_norm[j] = *reinterpret_cast<const uint4*>(around.norm + (rows == 1 ? i : i % vectors) * 8);
-      }
-    }
-#pragma unroll
-    for (int j = 0; j < kHeld; ++j) {
-    const int i = first + j * kThreads;
-    if (i >= all_vectors) {
-      continue;
-    }
-    const int row = rows == 1 ? 0 : i / vectors, at = i - row * vectors;
-    uint4 v = held[j];
-    if (around.normed) {
-      float sum = 0.0f;
-#pragma unroll
-      for (int w = 0; w < kWarps; ++w) {
-        sum += squares[row][w];
-      }
-      v = normed_by(v, of_norm[j], rsqrtf(sum / k_total + around.eps));
-    }
+  // As the tensor core takes it, 16 bytes at a time: [k / 32 or 16][half][row][quad].
+  auto place = [&](int row, int at, uint4 v) {
     if constexpr (WEIGHT_BITS == 16) {
       // 32 values of K at a time, a quad having 8 of them.
       *reinterpret_cast<uint4*>(xs + ((at / 4 * rows + row) * 4 + at % 4) * 16) = v;
@@ -295,9 +262,54 @@ __device__ __forceinline__ void streamed(const Streamed& all, const u16* x, u16*
 #endif
       }
     }
-  }
+  };
+  // N vectors of a thread are on their way at once.
+  auto bring = [&](auto count, int row) {
+    constexpr int N = decltype(count)::value;
+    const float factor = !kNormsLate && around.normed ? factor_of(row) : 1.0f;
+    float sum = 0.0f;
+    for (int first = threadIdx.x; first < vectors; first += kThreads * N) {
+      uint4 held[N], of_norm[N];
+#pragma unroll
+      for (int j = 0; j < N; ++j) {
+        const int at = first + j * kThreads;
+        held[j] = make_uint4(0, 0, 0, 0), of_norm[j] = make_uint4(ONE_TWICE, ONE_TWICE, ONE_TWICE, ONE_TWICE);
+        if (at < vectors) {
+          held[j] = x_vectors[row * vectors + at];
+          if (N <= 2 && around.normed > 1) {
+            of_norm[j] = *reinterpret_cast<const uint4*>(around.norm + at * 8);
+          }
+        }
+      }
+#pragma unroll
+      for (int j = 0; j < N; ++j) {
+        const int at = first + j * kThreads;
+        // Lanes of a group are all here or all not: a row is whole chunks.
+        if (at < vectors) {
+          if (N <= 2 && around.normed) {
+            sum += kNormsLate ? sum_of_squares(held[j]) : 0.0f;
+            held[j] = scaled_by(held[j], of_norm[j], factor);
+          }
+          place(row, at, held[j]);
+        }
+      }
+    }
+    if (N <= 2 && kNormsLate && around.normed) {
+      add_squares(row, sum);
+    }
+  };
+  for (int row = 0; row < rows; ++row) {
+    if (around.normed || vectors <= kThreads * 2) {
+      bring(Count<2>(), row);
+    } else {
+      bring(Count<8>(), row);
+    }
   }
   __syncthreads();
+  // Read behind the next time that all threads meet.
+  if (kNormsLate && around.normed && threadIdx.x < rows) {
+    factors[threadIdx.x] = factor_of(threadIdx.x);
+  }
   const int column = min(in_tile, rows - 1), row = row_of_lane(in_tile);
   const u32 x_at = shared_address(xs) + (column * 4 + quad) * 16, x_step = rows * 64;
   int unit = warp, turn = 0;
@@ -399,7 +411,7 @@ __device__ __forceinline__ void streamed(const Streamed& all, const u16* x, u16*
       for (int part = 0; part < kWarps; ++part) {
         sum += from[(part * 16 + r) * rows + c];
       }
-      return sum;
+      return kNormsLate && around.normed ? sum * factors[c] : sum;
     };
     if constexpr (GATED) {
       for (int i = lane; i < 8 * rows; i += 32) {

@@ -6,7 +6,7 @@ use mlxcel_abi::{DType, Result};
 use super::State;
 use super::pending::{Append, HeadNorms, Turn};
 use crate::driver::{Arguments, Shape};
-use crate::kernels::{DECODE_STAGES, ENGINE_ARCHITECTURE, Text};
+use crate::kernels::{ENGINE_ARCHITECTURE, Text};
 
 /// Blocks of a cluster, and the kernel that is compiled for them.
 const CLUSTERS: [(usize, &str); 4] = [
@@ -20,6 +20,8 @@ const BLOCKS_EACH: usize = 2;
 /// Keys below which another cluster does not pay, and most clusters of a row.
 const CLUSTER_KEYS: usize = 1024;
 const MOST_CLUSTERS: usize = 8;
+/// Keys up to which a warp has no more than one unit, or little more.
+const FEW_KEYS: usize = 2048;
 /// Warps of a block, and bytes that one of them has under way in a stage: as the kernel has them for up to `MOST_HEADS` heads.
 const WARPS: u32 = 8;
 const STAGE_BYTES: u32 = 4096;
@@ -58,6 +60,8 @@ pub(super) struct Division {
     cluster: usize,
     /// Clusters of a row and its group of heads.
     clusters: usize,
+    /// Units of keys that a warp has under way.
+    stages: u32,
 }
 
 impl Division {
@@ -88,6 +92,8 @@ impl Division {
             clusters: (room / (blocks * cluster))
                 .min(keys / CLUSTER_KEYS)
                 .clamp(1, MOST_CLUSTERS),
+            // One leaves the next launch more room to read ahead, two read many keys faster.
+            stages: if is_few && keys <= FEW_KEYS { 1 } else { 2 },
         })
     }
 
@@ -208,6 +214,7 @@ impl State {
             name,
             cluster,
             clusters,
+            stages,
         } = decode.division;
         let bytes = decode
             .division
@@ -220,11 +227,12 @@ impl State {
                 decode.rows as u32,
             ],
             threads: 32 * WARPS,
-            shared_bytes: WARPS * DECODE_STAGES * STAGE_BYTES,
+            shared_bytes: WARPS * stages * STAGE_BYTES,
         };
         let text = Text::Decode {
             width: decode.width,
             group: decode.group,
+            stages,
         };
         let arguments = Arguments::new().record(&decode.words(parts, self.counters));
         let most = shape.shared_bytes;
