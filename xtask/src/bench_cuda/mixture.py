@@ -236,32 +236,34 @@ class Routed:
 
     def __init__(self, cuda, rows):
         self.rows, self.w, self.norm = rows, Weight(cuda, EXPERTS, HIDDEN), random(HIDDEN)
-        self.x = random(rows, HIDDEN)
-        self.normed = torch.empty_like(self.x)
+        self.x, self.added = random(rows, HIDDEN), random(rows, HIDDEN)
+        self.total, self.normed = torch.empty_like(self.x), torch.empty_like(self.x)
         self.logits = torch.empty(rows, EXPERTS, device=DEVICE, dtype=torch.bfloat16)
         self.experts = torch.empty(rows, CHOSEN, device=DEVICE, dtype=torch.int32)
         self.weights = torch.empty(rows, CHOSEN, device=DEVICE, dtype=torch.bfloat16)
 
     def apart(self, cuda, variant):
         norm = Call(cuda, variant.function(("rows",), "rms_norm"), (self.rows, 1, 1), 256, 0,
-                    [self.x.data_ptr(), 0, self.norm.data_ptr(), 0, self.normed.data_ptr(), HIDDEN, EPS])
+                    [self.x.data_ptr(), self.added.data_ptr(), self.norm.data_ptr(), self.total.data_ptr(), self.normed.data_ptr(), HIDDEN, EPS])
         product = stream_call(cuda, variant, [self.w], self.normed, [self.logits])
         route = Call(cuda, variant.function(("choice",), "route_4"), (-(-self.rows // 8), 1, 1), 256, 0,
                      [self.logits.data_ptr(), self.experts.data_ptr(), self.weights.data_ptr(), self.rows, EXPERTS, CHOSEN, 1])
         return [norm, product, route]
 
     def together(self, cuda, variant):
-        record = struct.pack("10Qfi6i", *[t.data_ptr() for t in (self.w.words, self.w.scales, self.w.biases, self.x, self.normed, self.logits,
-                                                                self.experts, self.weights, self.norm)], 0, EPS, 2, self.rows, EXPERTS,
-                             HIDDEN, CHOSEN, 1, 0)
-        return [Call(cuda, variant.function(("router",), "router_4"), (8, -(-self.rows // 8), 1), 256, 0, [record])]
+        tensors = (self.w.words, self.w.scales, self.w.biases, self.x, self.added, self.total, self.normed, self.logits, self.experts,
+                   self.weights, self.norm)
+        record = struct.pack("12Qfi6i", *[t.data_ptr() for t in tensors], 0, EPS, 2, self.rows, EXPERTS, HIDDEN, CHOSEN, 1, 0)
+        return [Call(cuda, variant.function(("router",), "router_4", cuda.most_shared), (8, -(-self.rows // 8), 1), 256,
+                     min(8, self.rows) * (2 * HIDDEN + 16), [record])]
 
     def check(self, calls):
-        poison(self.normed, self.logits, self.weights)
+        poison(self.total, self.normed, self.logits, self.weights)
         self.experts.fill_(-1)
         run(calls)
-        exact = normed(self.x, self.norm)
-        worst = max(error(self.normed, exact), error(self.logits, self.w.times(self.normed)))
+        total = self.x.double() + self.added.double()
+        exact = normed(total.bfloat16(), self.norm)
+        worst = max(error(self.total, total), error(self.normed, exact), error(self.logits, self.w.times(self.normed)))
         # The first of equals is taken, and of what was rounded.
         order = self.logits.double().sort(stable=True, dim=-1, descending=True)
         if not torch.equal(self.experts.long(), order.indices[:, :CHOSEN]):

@@ -1,13 +1,17 @@
 // Norm, router and choice of experts of a mixture in one: what a step of few rows waits for before it can read any expert.
 //
 // A cluster of 8 blocks has up to 8 rows of x. Its blocks share the experts, 16 to a tile, and read their part of the router's
-// weight before x is there. Then each has the logits of one row from all others and chooses. Follows `few.cuh` and `choice.cu`.
+// weight before x is there. Each norms all rows for itself, in shared memory. Then it has the logits of one row from all others
+// and chooses. Follows `few.cuh` and `choice.cu`.
 
 struct Router {
   const u8* w;
   const u16* scales;
   const u16* biases;
   const u16* x;
+  // Not null: added to x first, and where the sum goes.
+  const u16* added;
+  u16* total;
   // x normed, where `around` says so; not null then.
   u16* normed;
   u16* logits;
@@ -23,7 +27,15 @@ struct Router {
   int waits;
 };
 
-constexpr int kBlocks = 8, kRows = 8, kRouterWarps = 8, kMostTiles = 8;
+__device__ __forceinline__ uint4 sum_of(const uint4& a, const uint4& b) {
+  return make_uint4(
+      pack(low_float(a.x) + low_float(b.x), high_float(a.x) + high_float(b.x)),
+      pack(low_float(a.y) + low_float(b.y), high_float(a.y) + high_float(b.y)),
+      pack(low_float(a.z) + low_float(b.z), high_float(a.z) + high_float(b.z)),
+      pack(low_float(a.w) + low_float(b.w), high_float(a.w) + high_float(b.w)));
+}
+
+constexpr int kBlocks = 8, kRows = 8, kRouterWarps = 8, kMostTiles = 8, kTogether = 4;
 
 template <int kHeld>
 __device__ __forceinline__ void routed(const Router& all) {
@@ -55,52 +67,78 @@ __device__ __forceinline__ void routed(const Router& all) {
   point(rank);
   load_pieces(held, own, own_scales, own_biases, k, start, kStep);
   wait_for_inputs();
-  const u16* x = all.x + static_cast<size_t>(first_row) * k;
-  float factor = 1.0f;
-  if (all.around.normed) {
-    float sums[kRows] = {};
+  const size_t first = static_cast<size_t>(first_row) * k;
+  // Rows lie apart by as much as keeps banks free.
+  extern __shared__ __align__(16) u8 memory[];
+  const int pitch = k + 8;
+  u16* const rows = reinterpret_cast<u16*>(memory);
+  // A few rows at a time: their values are on their way together, and the text stays short.
+  for (int from = 0; from < count; from += kTogether) {
+    float sums[kTogether] = {};
     for (int at = threadIdx.x * 8; at < k; at += kThreads * 8) {
+      uint4 v[kTogether], w[kTogether];
 #pragma unroll
-      for (int row = 0; row < kRows; ++row) {
-        sums[row] += row < count ? sum_of_squares(*reinterpret_cast<const uint4*>(x + static_cast<size_t>(row) * k + at)) : 0.0f;
+      for (int i = 0; i < kTogether; ++i) {
+        // Those that are not there are the last one again.
+        const size_t place = first + static_cast<size_t>(min(from + i, count - 1)) * k + at;
+        v[i] = *reinterpret_cast<const uint4*>(all.x + place);
+        if (all.added != nullptr) {
+          w[i] = *reinterpret_cast<const uint4*>(all.added + place);
+        }
+      }
+#pragma unroll
+      for (int i = 0; i < kTogether; ++i) {
+        const int row = min(from + i, count - 1);
+        if (all.added != nullptr) {
+          v[i] = sum_of(v[i], w[i]);
+          if (row == rank) {
+            *reinterpret_cast<uint4*>(all.total + first + static_cast<size_t>(row) * k + at) = v[i];
+          }
+        }
+        sums[i] += sum_of_squares(v[i]);
+        *reinterpret_cast<uint4*>(rows + row * pitch + at) = v[i];
       }
     }
 #pragma unroll
     for (int step = 16; step > 0; step /= 2) {
 #pragma unroll
-      for (int row = 0; row < kRows; ++row) {
-        sums[row] += __shfl_xor_sync(0xFFFFFFFFu, sums[row], step);
+      for (int i = 0; i < kTogether; ++i) {
+        sums[i] += __shfl_xor_sync(0xFFFFFFFFu, sums[i], step);
       }
     }
     if (lane == 0) {
 #pragma unroll
-      for (int row = 0; row < kRows; ++row) {
-        squares[row][warp] = sums[row];
+      for (int i = 0; i < kTogether; ++i) {
+        squares[from + i][warp] = sums[i];
       }
     }
+  }
+  if (all.around.normed) {
     __syncthreads();
-    auto factor_of = [&](int row) {
+#pragma unroll 2
+    for (int row = 0; row < count; ++row) {
       float sum = 0.0f;
 #pragma unroll
       for (int i = 0; i < kRouterWarps; ++i) {
         sum += squares[row][i];
       }
-      return rsqrtf(sum / k + all.around.eps);
-    };
-    factor = factor_of(in_tile);
-    if (rank < count) {
-      const float of_row = factor_of(rank);
+      const float factor = rsqrtf(sum / k + all.around.eps);
       for (int at = threadIdx.x * 8; at < k; at += kThreads * 8) {
-        const uint4 v = *reinterpret_cast<const uint4*>(x + static_cast<size_t>(rank) * k + at);
-        *reinterpret_cast<uint4*>(all.normed + static_cast<size_t>(first_row + rank) * k + at) = normed_values(v, all.around, of_row, at);
+        uint4* own = reinterpret_cast<uint4*>(rows + row * pitch + at);
+        const uint4 v = normed_values(*own, all.around, factor, at);
+        *own = v;
+        if (row == rank) {
+          *reinterpret_cast<uint4*>(all.normed + first + static_cast<size_t>(row) * k + at) = v;
+        }
       }
     }
   }
+  __syncthreads();
   const bool has_x = in_tile < count;
-  const u16* own_x = x + (has_x ? static_cast<size_t>(in_tile) * k : 0);
+  const u16* own_x = rows + (has_x ? in_tile * pitch : 0);
   const int tiles = (all.n + 15) / 16;
   for (int tile = rank, turn = 0; tile < tiles; tile += kBlocks, ++turn) {
-    float sums[1][4] = {};
+    float products[1][4] = {};
     if (turn > 0) {
       point(tile);
     }
@@ -108,12 +146,12 @@ __device__ __forceinline__ void routed(const Router& all) {
       if (turn > 0 || from > start) {
         load_pieces(held, own, own_scales, own_biases, k, from, kStep);
       }
-      multiply_pieces(sums, held, own_x, has_x, k, from, kStep, all.around, factor);
+      multiply_pieces(products, held, own_x, has_x, k, from, kStep, Around{}, 1.0f);
     }
-    parts[warp][in_tile][quad * 2] = sums[0][0];
-    parts[warp][in_tile][quad * 2 + 1] = sums[0][1];
-    parts[warp][in_tile + 8][quad * 2] = sums[0][2];
-    parts[warp][in_tile + 8][quad * 2 + 1] = sums[0][3];
+    parts[warp][in_tile][quad * 2] = products[0][0];
+    parts[warp][in_tile][quad * 2 + 1] = products[0][1];
+    parts[warp][in_tile + 8][quad * 2] = products[0][2];
+    parts[warp][in_tile + 8][quad * 2 + 1] = products[0][3];
     __syncthreads();
     if (threadIdx.x < 16 * kRows) {
       const int expert = threadIdx.x % 16, row = threadIdx.x / 16;
@@ -148,7 +186,7 @@ __device__ __forceinline__ void routed(const Router& all) {
 }
 
 #define ROUTER(HELD)                                                                                                        \
-  extern "C" __global__ void __cluster_dims__(kBlocks, 1, 1) __launch_bounds__(kRouterWarps * 32) router_##HELD(            \
+  extern "C" __global__ void __cluster_dims__(kBlocks, 1, 1) __launch_bounds__(kRouterWarps * 32, 2) router_##HELD(         \
       const __grid_constant__ Router all) {                                                                                 \
     routed<HELD>(all);                                                                                                      \
   }

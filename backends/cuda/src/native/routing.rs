@@ -21,6 +21,8 @@ pub(super) const MOST_EXPERTS: i64 = 1024;
 const MOST_CHOSEN: u32 = 32;
 /// Rows up to which norm, router and choice are one kernel.
 const MOST_ROUTED: usize = 64;
+/// Columns of them: a cluster's rows lie in the shared memory of each of its blocks.
+const MOST_COLUMNS: i32 = 8192;
 
 pub(super) fn install(table: &mut BackendOps) {
     table.route = route;
@@ -57,6 +59,9 @@ unsafe extern "C" fn route(
 #[derive(Debug)]
 pub(super) struct Norm {
     pub(super) x: usize,
+    /// Added to x first, and where the sum goes; 0 for none.
+    pub(super) added: usize,
+    pub(super) total: usize,
     /// 0 for none.
     pub(super) weight: usize,
     pub(super) eps: f32,
@@ -74,20 +79,21 @@ impl State {
             && !self.keeps_rows_apart
             && norm.rows <= MOST_ROUTED
             && norm.columns % 8 == 0
-            && (norm.x | norm.weight | norm.out).is_multiple_of(16)
+            && norm.columns <= MOST_COLUMNS
+            && (norm.x | norm.added | norm.total | norm.weight | norm.out).is_multiple_of(16)
     }
 
     pub(super) fn submit_norm(&mut self, norm: &Norm) -> Result<()> {
         let arguments = Arguments::new()
             .wide(norm.x)
-            .wide(0)
+            .wide(norm.added)
             .wide(norm.weight)
-            .wide(0)
+            .wide(norm.total)
             .wide(norm.out)
             .int(norm.columns)
             .float(norm.eps);
         let shape = Shape::line(norm.rows as u32, 256);
-        // SAFETY: a block a row, which is held as what it becomes is; the weight is as long or null.
+        // SAFETY: a block a row of so many columns; the weight is as long or null, and so are the parts of the sum.
         unsafe { self.launch(Text::Rows, norm.dtype, "rms_norm", &shape, 0, arguments) }
     }
 
@@ -123,6 +129,8 @@ impl State {
             out == logits.data as usize
                 && products.dtype == logits.dtype
                 && products.rows <= MOST_ROUTED
+                && w.columns <= MOST_COLUMNS as usize
+                && w.columns.is_multiple_of(8)
                 && logits.shape() == [products.rows as i64, w.rows as i64]
         };
         let takes = self.architecture >= ENGINE_ARCHITECTURE
@@ -143,8 +151,8 @@ impl State {
         let Some((w, logits)) = router.items.first().copied() else {
             return Ok(());
         };
-        let (x, normed, around) = match &router.norm {
-            None => (router.x, 0, Around::default()),
+        let (x, [added, total, normed], around) = match &router.norm {
+            None => (router.x, [0; 3], Around::default()),
             Some(norm) => {
                 let around = Around {
                     is_normed: true,
@@ -152,7 +160,7 @@ impl State {
                     norm: norm.weight,
                     residual: 0,
                 };
-                (norm.x, norm.out, around)
+                (norm.x, [norm.added, norm.total, norm.out], around)
             }
         };
         // A quantised weight comes from the host; a plain one may have been made by the kernel before.
@@ -164,6 +172,8 @@ impl State {
             w.scales as u64,
             w.biases as u64,
             x as u64,
+            added as u64,
+            total as u64,
             normed as u64,
             logits as u64,
             choice.experts as u64,
@@ -178,8 +188,10 @@ impl State {
         let shape = Shape {
             grid: [CLUSTER as u32, router.rows.div_ceil(CLUSTER) as u32, 1],
             threads: 256,
-            shared_bytes: 0,
+            // Rows, apart from each other by 16 bytes.
+            shared_bytes: (router.rows.min(CLUSTER) * (2 * w.columns + 16)) as u32,
         };
+        let most = self.most_shared_bytes;
         let text = Text::Router {
             bits: w.bits,
             group_size: w.group_size,
@@ -192,7 +204,7 @@ impl State {
         let arguments = Arguments::new().record(&record);
         // SAFETY: the weight has a row for every logit, x `rows` of as many columns, as has what it becomes; results were made for
         // as many.
-        unsafe { self.launch(text, router.dtype, name, &shape, 0, arguments) }
+        unsafe { self.launch(text, router.dtype, name, &shape, most, arguments) }
     }
 }
 

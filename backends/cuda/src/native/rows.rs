@@ -7,6 +7,7 @@ use mlxcel_abi::{DType, Result, Tensor};
 use mlxcel_backend_mlx::stream::Device;
 
 use super::pending::{HeadNorms, Pending, Sum, Turn};
+use super::routing::Norm;
 use super::{State, is_half, is_plain, slot, small};
 use crate::driver::{Arguments, Shape};
 use crate::kernels::Text;
@@ -67,7 +68,7 @@ pub(super) fn norm(
         Some(sum) => (sum.a, sum.b, sum.out),
         None => (view.data as usize, 0, 0),
     };
-    if sum.is_none() && columns <= SHORT_ROW && rows >= MANY_ROWS {
+    if sum.is_none() && columns <= SHORT_ROW && rows >= MANY_ROWS && !state.keeps_rows_apart {
         let arguments = Arguments::new()
             .wide(first)
             .wide(weight)
@@ -81,20 +82,25 @@ pub(super) fn norm(
         unsafe { state.launch(text, view.dtype, "rms_norm_short", &shape, 0, arguments) }?;
         return Ok(Some(t));
     }
-    let arguments = Arguments::new()
-        .wide(first)
-        .wide(added)
-        .wide(weight)
-        .wide(total)
-        .wide(out)
-        .int(columns)
-        .float(eps);
-    let shape = Shape::line(rows as u32, 256);
-    // SAFETY: a block a row of `width` elements; the weight is as long or null, and so are the parts of the sum.
-    unsafe { state.launch(Text::Rows, view.dtype, "rms_norm", &shape, 0, arguments) }?;
-    if let Some(sum) = sum {
-        super::pending::let_go(&device, &sum.held)?;
+    let mut norm = Norm {
+        x: first,
+        added,
+        weight,
+        total,
+        eps,
+        out,
+        rows,
+        columns,
+        dtype: view.dtype,
+        held: sum.map(|sum| sum.held).unwrap_or_default(),
+    };
+    if state.may_route(&norm) {
+        norm.held.extend(super::pending::hold(&device, &[x, w, t])?);
+        state.pending = Pending::Norm(norm);
+        return Ok(Some(t));
     }
+    let submitted = state.submit_norm(&norm);
+    super::pending::let_go(&device, &norm.held).and(submitted)?;
     Ok(Some(t))
 }
 
