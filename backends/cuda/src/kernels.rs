@@ -14,6 +14,7 @@ const ENGINE: &str = include_str!("kernels/engine.cuh");
 const GROUP: &str = include_str!("kernels/group.cuh");
 const CLUSTER: &str = include_str!("kernels/cluster.cuh");
 const FEW: &str = include_str!("kernels/few.cuh");
+const RAW: &str = include_str!("kernels/raw.cuh");
 
 /// First generation with a copy engine that brings tiles.
 pub(crate) const ENGINE_ARCHITECTURE: i32 = 90;
@@ -118,6 +119,7 @@ impl Text {
             Self::Experts { .. } => &[
                 FEW,
                 ENGINE,
+                RAW,
                 include_str!("kernels/experts.cu"),
                 include_str!("kernels/grouped.cu"),
                 include_str!("kernels/pairs.cu"),

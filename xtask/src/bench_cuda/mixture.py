@@ -25,7 +25,7 @@ class MixtureVariant(Variant):
     def wanted(self):
         base = ["F16=0"] + self.defines
         form = ["WEIGHT_BITS=4", f"GROUP_SIZE={GROUP_SIZE}"]
-        newer = [f for f in ("engine.cuh", "experts.cu", "grouped.cu", "pairs.cu", "experts_streamed.cu") if self.has(f)]
+        newer = [f for f in ("engine.cuh", "raw.cuh", "experts.cu", "grouped.cu", "pairs.cu", "experts_streamed.cu") if self.has(f)]
         experts = newer if self.has("pairs.cu") else ["experts.cu"]
         yield ("experts",), ["common.cuh", "few.cuh", *experts], base + form
         yield ("choice",), ["common.cuh", "choice.cu"], base + ["LOGITS_F32=0"]
