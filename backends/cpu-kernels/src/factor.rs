@@ -20,6 +20,49 @@ pub(crate) struct F16(u16);
 #[repr(transparent)]
 pub(crate) struct Bf16(u16);
 
+/// Exponents of mxfp4, from 2 to 254: `2^(e - 128)`.
+#[derive(Debug, Clone, Copy)]
+#[repr(transparent)]
+pub(crate) struct E8m0(u8);
+
+impl Factor for E8m0 {
+    #[inline(always)]
+    unsafe fn spread<S: Simd>(of: *const E8m0, n: usize, places: S::Places) -> S {
+        // SAFETY: n elements are read.
+        unsafe {
+            let mut bytes = [2; 4];
+            if n >= 4 {
+                bytes = of.cast::<[u8; 4]>().read();
+            } else {
+                core::ptr::copy_nonoverlapping(of.cast(), bytes.as_mut_ptr(), n);
+            }
+            // An exponent in place is a bf16; no byte borrows from the next.
+            let exponents = u64::from(u32::from_le_bytes(bytes) - 0x0101_0101);
+            S::spread_bf16(S::deposit(exponents, 0x7f80_7f80_7f80_7f80), places)
+        }
+    }
+    #[inline(always)]
+    unsafe fn load<S: Simd>(from: *const E8m0, n: usize) -> S {
+        // SAFETY: n elements are read.
+        unsafe {
+            if n >= S::LANES {
+                return S::load_u8(from.cast()).sub(S::splat(128.0)).exp2_int();
+            }
+            if n == 8 {
+                let eight = u64::from_le_bytes(from.cast::<[u8; 8]>().read());
+                let bytes = u128::from(eight).to_le_bytes();
+                return S::load_u8(bytes.as_ptr()).sub(S::splat(128.0)).exp2_int();
+            }
+            let mut scales = [0.0; 16];
+            for (i, scale) in scales.iter_mut().enumerate().take(n) {
+                let exponent = u32::from((*from.add(i)).0);
+                *scale = f32::from_bits((exponent - 1) << 23);
+            }
+            S::load_first(scales.as_ptr(), n)
+        }
+    }
+}
+
 impl Factor for f32 {
     #[inline(always)]
     unsafe fn spread<S: Simd>(of: *const f32, n: usize, places: S::Places) -> S {

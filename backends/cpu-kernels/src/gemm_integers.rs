@@ -16,7 +16,7 @@ use crate::Isa;
 use crate::aligned::Aligned;
 use crate::isa::dispatch_bytes;
 use crate::pool::Pool;
-use crate::qmatmul::{self, Activation, Needs, Precision, Prepared, QUANT_GROUP, expand_codes};
+use crate::qmatmul::{self, Activation, Needs, Precision, Prepared, QUANT_GROUP, row_codes};
 use crate::quantized::QuantizedMatrix;
 use crate::simd::Simd;
 use crate::simd::bytes::Bytes;
@@ -78,7 +78,7 @@ impl Scratch {
             // SAFETY: the words of a row hold its codes; bytes may be seen as words.
             unsafe {
                 let codes = core::slice::from_raw_parts_mut(codes.as_mut_ptr().cast(), columns);
-                expand_codes(job.isa, packed, w.bits(), codes);
+                row_codes(job.isa, w, packed, codes);
             }
         }
         for vector in 0..all / lanes {

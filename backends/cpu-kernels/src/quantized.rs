@@ -1,7 +1,9 @@
 //! Quantised matrices in MLX's layout: packed words along a row, a scale and a bias per group.
 //!
 //! `w = scale * q + bias`, or `w = scale * (q - 2^(bits - 1))` where it is centred; element i of a row is the `bits` bits at bit `i * bits` of the row's
-//! little-endian bit stream.
+//! little-endian bit stream. Matrices in mxfp4 (see `qmatmul::mxfp4`) are of this kind, too, once their nibbles are codes.
+
+use crate::qmatmul::mxfp4;
 
 /// Scales or biases, one per group of a row.
 #[derive(Debug, Clone, Copy)]
@@ -12,6 +14,8 @@ pub enum Scales<'a> {
     Bf16(&'a [u16]),
     /// f32.
     F32(&'a [f32]),
+    /// Exponents of mxfp4.
+    E8m0(&'a [u8]),
 }
 
 impl<'a> Scales<'a> {
@@ -20,6 +24,7 @@ impl<'a> Scales<'a> {
             Self::F16(s) => Self::F16(s.get(start..end)?),
             Self::Bf16(s) => Self::Bf16(s.get(start..end)?),
             Self::F32(s) => Self::F32(s.get(start..end)?),
+            Self::E8m0(s) => Self::E8m0(s.get(start..end)?),
         })
     }
 
@@ -28,6 +33,7 @@ impl<'a> Scales<'a> {
         match self {
             Self::F16(s) | Self::Bf16(s) => s.len(),
             Self::F32(s) => s.len(),
+            Self::E8m0(s) => s.len(),
         }
     }
 
@@ -44,6 +50,11 @@ impl<'a> Scales<'a> {
         let end = start + out.len();
         match self {
             Self::F32(s) => out.copy_from_slice(&s[start..end]),
+            Self::E8m0(s) => {
+                for (o, exponent) in out.iter_mut().zip(&s[start..end]) {
+                    *o = mxfp4::half_scale(*exponent);
+                }
+            }
             Self::Bf16(s) => {
                 for (o, b) in out.iter_mut().zip(&s[start..end]) {
                     *o = f32::from_bits(u32::from(*b) << 16);
@@ -85,6 +96,7 @@ impl<'a> QuantizedMatrix<'a> {
     ) -> Option<Self> {
         let known = matches!(bits, 2 | 3 | 4 | 5 | 6 | 8) && matches!(group, 16 | 32 | 64 | 128);
         let fits = known
+            && !matches!(scales, Scales::E8m0(_))
             && columns > 0
             && columns.is_multiple_of(group.max(32))
             && words.len() == rows.checked_mul(columns)?.checked_mul(bits)? / 32
@@ -130,6 +142,35 @@ impl<'a> QuantizedMatrix<'a> {
             bias_factor: -zero,
             ..matrix
         })
+    }
+
+    /// A matrix in mxfp4: nibbles, and an exponent for 32 of them.
+    pub fn mxfp4(
+        words: &'a [u32],
+        exponents: &'a [u8],
+        rows: usize,
+        columns: usize,
+    ) -> Option<Self> {
+        let elements = rows.checked_mul(columns)?;
+        let fits = columns > 0
+            && columns.is_multiple_of(mxfp4::GROUP)
+            && words.len() == elements / 8
+            && exponents.len() == elements / mxfp4::GROUP;
+        fits.then_some(Self {
+            words,
+            scales: Scales::E8m0(exponents),
+            biases: Scales::E8m0(exponents),
+            rows,
+            columns,
+            bits: 4,
+            group: mxfp4::GROUP,
+            bias_factor: -mxfp4::ZERO,
+        })
+    }
+
+    /// Whether its nibbles are floats, which stand for codes of a byte.
+    pub(crate) fn is_mxfp4(&self) -> bool {
+        matches!(self.scales, Scales::E8m0(_))
     }
 
     /// Rows `[start, start + count)`; none when they are not there.
@@ -188,7 +229,7 @@ impl<'a> QuantizedMatrix<'a> {
     /// Whether kernels read packed nibbles: they have room for four scales a vector, which is groups
     /// of 32 or more. Other codes are spread to a byte each.
     pub(crate) fn has_nibbles(&self) -> bool {
-        self.bits == 4 && self.group >= 32
+        self.bits == 4 && self.group >= 32 && !self.is_mxfp4()
     }
 
     /// Elements of a group.
@@ -224,6 +265,10 @@ impl<'a> QuantizedMatrix<'a> {
         let (scales, biases) = factors[..2 * groups].split_at_mut(groups);
         self.row_scales(row, scales);
         self.row_biases(row, biases);
+        if self.is_mxfp4() {
+            mxfp4::expand_row(self.row_words(row), scales, out);
+            return;
+        }
         // 32 columns are `bits` words, whatever the width; a group has 16 of them or more.
         let parts = out
             .chunks_exact_mut(32)

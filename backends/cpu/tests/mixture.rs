@@ -139,6 +139,7 @@ impl Case {
 #[test]
 fn a_mixture_gives_the_bits_of_its_parts() {
     let (four, eight, plain) = ((quant::AFFINE, 4), (quant::AFFINE, 8), (0, 0));
+    let floats = (quant::MXFP4, 4);
     let base = Case {
         rows: 1,
         experts: 6,
@@ -167,6 +168,8 @@ fn a_mixture_gives_the_bits_of_its_parts() {
             [four, eight, four],
             [plain; 3],
             [four, four, plain],
+            [floats; 3],
+            [floats, four, eight],
         ] {
             for rows in [1, 7, 50] {
                 let case = Case {

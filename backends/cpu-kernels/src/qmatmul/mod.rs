@@ -9,7 +9,7 @@ mod exact;
 mod grouped;
 mod integers;
 mod joint;
-mod mxfp4;
+pub(crate) mod mxfp4;
 #[cfg(target_arch = "x86_64")]
 mod pairs;
 mod prepare;
@@ -22,11 +22,9 @@ use crate::Isa;
 use crate::factor::{Bf16, F16};
 use crate::pool::Pool;
 use crate::quantized::{QuantizedMatrix, Scales};
-pub(crate) use codes::expand_row as expand_codes;
-pub(crate) use integers::Activation;
 pub use grouped::{AfterAll, matmul_grouped};
+pub(crate) use integers::Activation;
 pub use joint::{After, Division, Results, matmul_then};
-pub use mxfp4::{Mxfp4, Mxfp4Target, Spread, matmul_mxfp4};
 pub(crate) use prepare::lanes;
 pub use prepare::{Precision, Prepared};
 pub(crate) use round::Needs;
@@ -53,7 +51,22 @@ unsafe fn run(isa: Isa, precision: Precision, share: &Share<'_>) {
             (Scales::F32(s), Scales::F32(b)) => {
                 rows::run(isa, precision, share, s.as_ptr(), b.as_ptr());
             }
+            (Scales::E8m0(exponents), _) => mxfp4::run(isa, precision, share, exponents),
             _ => {}
+        }
+    }
+}
+
+/// A row's codes, a byte each.
+///
+/// # Safety
+/// The row's packed codes are readable at `from`, and the CPU has the instruction set.
+pub(crate) unsafe fn row_codes(isa: Isa, w: &QuantizedMatrix<'_>, from: *const u8, out: &mut [u8]) {
+    // SAFETY: forwarded to the caller.
+    unsafe {
+        match w.is_mxfp4() {
+            true => mxfp4::spread_codes(isa, from, out),
+            false => codes::expand_row(isa, from, w.bits(), out),
         }
     }
 }

@@ -1,36 +1,33 @@
-//! Products with weights in mxfp4: 4-bit floats (e2m1) with an exponent of 8 bits (e8m0) for 32 of them, as the OCP
+//! Weights in mxfp4: 4-bit floats (e2m1) with an exponent of 8 bits (e8m0) for 32 of them, as the OCP
 //! Microscaling Formats specification 1.0 has them.
 //!
 //! Twice an e2m1 is a whole number from -12 to 12, so that `w = 2^(e - 128) * (code - 12)` with codes up to 24: an
-//! affine weight. A few rows at a time are spread to such codes of a byte, which stay in the nearest cache, and
-//! meet the activations in the kernels of 8-bit weights.
+//! affine weight of one code a byte. A permutation makes the codes of nibbles, in registers where rows are read by
+//! pairs of vectors (`pairs`), and else into memory that stays in the nearest cache, row by row.
 
-use super::rows::{QUAD, Share};
-use super::{MAX_ROWS, Needs, Precision, Prepared, SendPtr, run};
+use super::rows::{self, QUAD, Share};
+use super::{Precision, run as run_affine};
 use crate::Isa;
-use crate::pool::Pool;
+use crate::factor::E8m0;
 use crate::quantized::{QuantizedMatrix, Scales};
 
 /// Elements that share an exponent.
 pub const GROUP: usize = 32;
 
 /// What stands for 0 among the codes.
-const ZERO: f32 = 12.0;
+pub(crate) const ZERO: f32 = 12.0;
 
 /// The code of every nibble: sign, two exponent bits of bias 1, one mantissa bit.
-const CODES: [u8; 16] = [12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0];
+pub(crate) const CODES: [u8; 16] = [12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0];
 
-/// A matrix `[rows, columns]` of mxfp4.
-#[derive(Debug, Clone, Copy)]
-pub struct Mxfp4<'a> {
-    words: &'a [u32],
-    exponents: &'a [u8],
-    rows: usize,
-    columns: usize,
-}
+/// Exponents whose half scales are normal numbers.
+pub(crate) const NORMAL: core::ops::RangeInclusive<u8> = 2..=254;
+
+/// Rows whose exponents are looked at in one go.
+const ROWS_A_LOOK: usize = 64;
 
 /// Half of `2^(e - 127)`; 255 is no number.
-fn half_scale(exponent: u8) -> f32 {
+pub(crate) fn half_scale(exponent: u8) -> f32 {
     match exponent {
         255 => f32::NAN,
         // Subnormal numbers.
@@ -40,122 +37,49 @@ fn half_scale(exponent: u8) -> f32 {
     }
 }
 
-impl<'a> Mxfp4<'a> {
-    /// Checks the parts against each other.
-    pub fn new(words: &'a [u32], exponents: &'a [u8], rows: usize, columns: usize) -> Option<Self> {
-        let elements = rows.checked_mul(columns)?;
-        let fits = columns > 0
-            && columns.is_multiple_of(GROUP)
-            && words.len() == elements / 8
-            && exponents.len() == elements / GROUP;
-        fits.then_some(Self {
-            words,
-            exponents,
-            rows,
-            columns,
-        })
-    }
-
-    /// Rows.
-    pub fn rows(&self) -> usize {
-        self.rows
-    }
-
-    /// Columns.
-    pub fn columns(&self) -> usize {
-        self.columns
-    }
-
-    /// Rows `[start, start + count)`; none when they are not there.
-    pub fn rows_from(&self, start: usize, count: usize) -> Option<Self> {
-        let end = start.checked_add(count).filter(|end| *end <= self.rows)?;
-        let (words, groups) = (self.columns / 8, self.columns / GROUP);
-        Some(Self {
-            words: self.words.get(start * words..end * words)?,
-            exponents: self.exponents.get(start * groups..end * groups)?,
-            rows: count,
-            columns: self.columns,
-        })
-    }
-
-    /// Codes and half scales of whole rows from `first` on, as many as `spread` has room for.
-    fn spread(&self, isa: Isa, first: usize, spread: &mut Spread, rows: usize) {
-        let (words, groups) = (self.columns / 8, self.columns / GROUP);
-        let packed = &self.words[first * words..(first + rows) * words];
-        spread.codes.resize(rows * self.columns / 4, 0);
-        spread_codes(isa, packed, &mut spread.codes);
-        let exponents = &self.exponents[first * groups..(first + rows) * groups];
-        spread.scales.clear();
-        spread
-            .scales
-            .extend(exponents.iter().map(|e| half_scale(*e)));
-    }
-
-    /// Expands a row.
-    pub fn expand_row(&self, row: usize, out: &mut [f32]) {
-        let (words, groups) = (self.columns / 8, self.columns / GROUP);
-        let packed = &self.words[row * words..(row + 1) * words];
-        let exponents = &self.exponents[row * groups..(row + 1) * groups];
-        let groups = packed.chunks_exact(GROUP / 8).zip(exponents);
-        for ((packed, exponent), out) in groups.zip(out.chunks_exact_mut(GROUP)) {
-            let scale = half_scale(*exponent);
-            for (word, out) in packed.iter().zip(out.chunks_exact_mut(8)) {
-                for (i, out) in out.iter_mut().enumerate() {
-                    let code = CODES[(word >> (4 * i)) as usize & 15];
-                    *out = scale * (f32::from(code) - ZERO);
-                }
+/// Expands the words of a row.
+pub(crate) fn expand_row(words: &[u32], half_scales: &[f32], out: &mut [f32]) {
+    let groups = words.chunks_exact(GROUP / 8).zip(half_scales);
+    for ((words, scale), out) in groups.zip(out.chunks_exact_mut(GROUP)) {
+        for (word, out) in words.iter().zip(out.chunks_exact_mut(8)) {
+            for (i, out) in out.iter_mut().enumerate() {
+                let code = CODES[(word >> (4 * i)) as usize & 15];
+                *out = scale * (f32::from(code) - ZERO);
             }
         }
     }
 }
 
-/// Rows as an affine weight of 8 bits. Kept between calls for its memory.
-#[derive(Debug, Default)]
-pub struct Spread {
-    codes: Vec<u32>,
-    scales: Vec<f32>,
-}
-
-impl Spread {
-    fn matrix(&self, rows: usize, columns: usize) -> Option<QuantizedMatrix<'_>> {
-        let scales = Scales::F32(&self.scales);
-        QuantizedMatrix::around(&self.codes, scales, rows, columns, 8, GROUP, ZERO)
-    }
-
-    /// A whole matrix, for products with many rows.
-    pub fn whole(&mut self, isa: Isa, w: &Mxfp4<'_>) -> Option<QuantizedMatrix<'_>> {
-        w.spread(isa, 0, self, w.rows);
-        self.matrix(w.rows, w.columns)
-    }
-}
-
-/// Codes of nibbles in order, four to a word.
-fn spread_codes(isa: Isa, packed: &[u32], out: &mut [u32]) {
+/// Codes of `out.len()` nibbles, which are a multiple of 32, in order.
+///
+/// # Safety
+/// So many nibbles are readable at `from`.
+pub(crate) unsafe fn spread_codes(isa: Isa, from: *const u8, out: &mut [u8]) {
     #[cfg(target_arch = "x86_64")]
     if isa != Isa::Portable && std::arch::is_x86_feature_detected!("ssse3") {
-        // SAFETY: the feature is there.
-        unsafe { spread_by_shuffles(packed, out) };
+        // SAFETY: the feature is there; the rest is the caller's promise.
+        unsafe { spread_by_shuffles(from, out) };
         return;
     }
     let _ = isa;
-    for (word, out) in packed.iter().zip(out.chunks_exact_mut(2)) {
-        let code = |i: usize| CODES[(word >> (4 * i)) as usize & 15];
-        out[0] = u32::from_le_bytes([code(0), code(1), code(2), code(3)]);
-        out[1] = u32::from_le_bytes([code(4), code(5), code(6), code(7)]);
+    for (i, out) in out.chunks_exact_mut(2).enumerate() {
+        // SAFETY: the caller's promise.
+        let byte = unsafe { *from.add(i) } as usize;
+        out[0] = CODES[byte & 15];
+        out[1] = CODES[byte >> 4];
     }
 }
 
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "ssse3")]
-unsafe fn spread_by_shuffles(packed: &[u32], out: &mut [u32]) {
+unsafe fn spread_by_shuffles(from: *const u8, out: &mut [u8]) {
     use core::arch::x86_64::*;
-    // Rows are multiples of 32 elements, which are four words.
-    for (from, to) in packed.chunks_exact(4).zip(out.chunks_exact_mut(8)) {
-        // SAFETY: four words are read, eight are written.
+    for (i, to) in out.chunks_exact_mut(GROUP).enumerate() {
+        // SAFETY: 16 bytes of the caller's are read, 32 are written.
         unsafe {
             let table = _mm_loadu_si128(CODES.as_ptr().cast());
             let low_bits = _mm_set1_epi8(15);
-            let packed = _mm_loadu_si128(from.as_ptr().cast());
+            let packed = _mm_loadu_si128(from.add(i * GROUP / 2).cast());
             let low = _mm_shuffle_epi8(table, _mm_and_si128(packed, low_bits));
             let high = _mm_and_si128(_mm_srli_epi16::<4>(packed), low_bits);
             let high = _mm_shuffle_epi8(table, high);
@@ -166,82 +90,88 @@ unsafe fn spread_by_shuffles(packed: &[u32], out: &mut [u32]) {
     }
 }
 
-/// A weight and where its product goes: `[m, rows]`.
-#[derive(Debug)]
-pub struct Mxfp4Target<'a> {
-    /// The weight.
-    pub w: Mxfp4<'a>,
-    /// `x @ w.T`.
-    pub y: &'a mut [f32],
+/// Whether kernels make the codes in registers.
+pub(crate) fn in_registers(isa: Isa, precision: Precision) -> bool {
+    #[cfg(target_arch = "x86_64")]
+    return super::pairs::takes(isa, precision);
+    #[cfg(not(target_arch = "x86_64"))]
+    {
+        let _ = (isa, precision);
+        false
+    }
 }
 
-/// `y = x @ w.T` for several weights of one `x[m, columns]`, m up to [`MAX_ROWS`]. False when a kernel panicked.
+/// Runs a share.
 ///
-/// # Panics
-/// When shapes do not fit.
-#[must_use]
-pub fn matmul_mxfp4(
-    isa: Isa,
-    precision: Precision,
-    pool: &mut Pool,
-    x: &[f32],
-    targets: &mut [Mxfp4Target<'_>],
-    prepared: &mut Prepared,
-) -> bool {
-    let Some(columns) = targets.first().map(|t| t.w.columns) else {
-        return true;
-    };
-    let m = x.len() / columns;
-    assert!((1..=MAX_ROWS).contains(&m) && x.len() == m * columns);
-    let mut total = 0;
-    for t in targets.iter() {
-        assert!(t.w.columns == columns && t.y.len() == m * t.w.rows);
-        total += t.w.rows.next_multiple_of(QUAD);
-    }
-    let mut needs = Needs::default();
-    needs.add(false, GROUP);
-    if !prepared.fill(isa, precision, pool, x, columns, needs) {
-        return false;
-    }
-    let outs: Vec<SendPtr> = targets
-        .iter_mut()
-        .map(|t| SendPtr(t.y.as_mut_ptr()))
-        .collect();
-    let (outs, targets, prepared) = (&outs, &*targets, &*prepared);
-    let serial_below = 40_000 / columns + 1;
-    pool.split(total, QUAD, serial_below, &|range| {
-        let mut spread = Spread::default();
-        let mut start = 0;
-        for (t, out) in targets.iter().zip(outs) {
-            let rows = t.w.rows;
-            let last = range.end.saturating_sub(start).min(rows);
-            let mut first = range.start.saturating_sub(start).min(rows);
-            while first < last {
-                let n = (last - first).min(QUAD);
-                t.w.spread(isa, first, &mut spread, n);
-                if let Some(w) = spread.matrix(n, columns) {
-                    let share = Share {
-                        w: &w,
-                        x: prepared,
-                        first: 0,
-                        last: n,
-                        // SAFETY: `first` is a column of `y`.
-                        y: unsafe { out.0.add(first) },
-                        stride: rows,
-                    };
-                    // SAFETY: `isa` was detected; shapes were checked; ranges of threads are disjoint.
-                    unsafe { run(isa, precision, &share) };
-                }
-                first += n;
+/// # Safety
+/// As for [`rows::run`].
+pub(crate) unsafe fn run(isa: Isa, precision: Precision, share: &Share<'_>, exponents: &[u8]) {
+    let groups = share.w.groups();
+    let mut first = share.first;
+    while first < share.last {
+        let last = share.last.min(first + ROWS_A_LOOK);
+        let part = Share {
+            first,
+            last,
+            ..*share
+        };
+        let own = &exponents[first * groups..last * groups];
+        let least = own.iter().fold(u8::MAX, |least, e| least.min(*e));
+        let most = own.iter().fold(0, |most, e| most.max(*e));
+        // SAFETY: forwarded to the caller; `E8m0` is transparent over a byte.
+        unsafe {
+            if NORMAL.contains(&least) && NORMAL.contains(&most) {
+                let exponents = exponents.as_ptr().cast::<E8m0>();
+                rows::run(isa, precision, &part, exponents, exponents);
+            } else {
+                run_spread(isa, precision, &part);
             }
-            start += rows.next_multiple_of(QUAD);
         }
-    })
+        first = last;
+    }
+}
+
+/// Runs a share some of whose scales are no numbers or subnormal ones.
+unsafe fn run_spread(isa: Isa, precision: Precision, share: &Share<'_>) {
+    let w = share.w;
+    let (columns, groups) = (w.columns(), w.groups());
+    let mut codes = vec![0u32; QUAD * columns / 4];
+    let mut scales = vec![0.0; QUAD * groups];
+    for first in (share.first..share.last).step_by(QUAD) {
+        let n = (share.last - first).min(QUAD);
+        for row in 0..n {
+            w.row_scales(first + row, &mut scales[row * groups..(row + 1) * groups]);
+            let packed = w.row_words(first + row).as_ptr().cast();
+            let codes = codes[row * columns / 4..(row + 1) * columns / 4].as_mut_ptr();
+            // SAFETY: the words of a row hold its nibbles; words may be seen as bytes.
+            unsafe {
+                let codes = core::slice::from_raw_parts_mut(codes.cast(), columns);
+                spread_codes(isa, packed, codes);
+            }
+        }
+        let (codes, scales) = (&codes[..n * columns / 4], &scales[..n * groups]);
+        let scales = Scales::F32(scales);
+        let Some(w) = QuantizedMatrix::around(codes, scales, n, columns, 8, GROUP, ZERO) else {
+            return;
+        };
+        let part = Share {
+            w: &w,
+            first: 0,
+            last: n,
+            // SAFETY: `first` is a column of `y`.
+            y: unsafe { share.y.add(first) },
+            ..*share
+        };
+        // SAFETY: forwarded to the caller.
+        unsafe { run_affine(isa, precision, &part) };
+    }
 }
 
 #[cfg(test)]
 mod tests {
+    use super::super::{Prepared, Target, matmul};
     use super::*;
+    use crate::pool::Pool;
     use crate::quantized::testing::Numbers;
 
     struct Parts {
@@ -292,71 +222,65 @@ mod tests {
     fn rows_expand_as_they_are_defined() {
         let mut numbers = Numbers(51);
         let parts = parts(&mut numbers, 5, 96);
-        let w = Mxfp4::new(&parts.words, &parts.exponents, 5, 96).unwrap();
+        let matrix =
+            |exponents, columns| QuantizedMatrix::mxfp4(&parts.words, exponents, 5, columns);
+        let w = matrix(&parts.exponents, 96).unwrap();
         let part = w.rows_from(2, 3).unwrap();
         assert!(w.rows_from(3, 3).is_none());
-        let mut out = vec![0.0; 96];
+        let (mut factors, mut out) = (vec![0.0; 6], vec![0.0; 96]);
         for row in 0..3 {
-            part.expand_row(row, &mut out);
+            part.expand_row(row, &mut factors, &mut out);
             let exact = (0..96).map(|column| parts.element(row + 2, column));
             assert!(out.iter().zip(exact).all(|(a, b)| f64::from(*a) == b));
         }
-        assert!(Mxfp4::new(&parts.words, &parts.exponents, 5, 48).is_none());
-        assert!(Mxfp4::new(&parts.words, &parts.exponents[1..], 5, 96).is_none());
+        assert!(matrix(&parts.exponents, 48).is_none());
+        assert!(matrix(&parts.exponents[1..], 96).is_none());
+        let scales = Scales::E8m0(&parts.exponents);
+        assert!(QuantizedMatrix::new(&parts.words, scales, scales, 5, 96, 4, 32).is_none());
     }
+
+    /// `x @ w.T`.
+    fn product(how: (Isa, Precision), x: &[f32], parts: &Parts, rows: usize) -> Vec<f32> {
+        let columns = parts.columns;
+        let w = QuantizedMatrix::mxfp4(&parts.words, &parts.exponents, rows, columns).unwrap();
+        let mut pool = Pool::new(2).unwrap();
+        let mut y = vec![f32::NAN; x.len() / columns * rows];
+        let mut targets = [Target { w, y: &mut y }];
+        let mut prepared = Prepared::default();
+        let (isa, precision) = how;
+        let done = matmul(isa, precision, &mut pool, x, &mut targets, &mut prepared);
+        assert!(done);
+        y
+    }
+
+    const PRECISIONS: [(Precision, f64); 3] = [
+        (Precision::Exact, 1e-6),
+        (Precision::Int16, 2e-5),
+        (Precision::Int8, 5e-3),
+    ];
 
     #[test]
     fn products_match_f64_in_every_precision_and_instruction_set() {
         let mut numbers = Numbers(52);
-        let mut pool = Pool::new(2).unwrap();
-        let mut prepared = Prepared::default();
         for isa in Isa::ALL.into_iter().filter(|isa| isa.is_available()) {
-            for (precision, error) in [
-                (Precision::Exact, 1e-6),
-                (Precision::Int16, 2e-5),
-                (Precision::Int8, 5e-3),
-            ] {
-                for (m, rows, columns) in [(1, 9, 32), (3, 70, 96), (16, 5, 544), (2, 131, 1024)] {
+            for (precision, error) in PRECISIONS {
+                for (m, rows, columns) in [
+                    (1, 9, 32),
+                    (3, 70, 96),
+                    (16, 5, 544),
+                    (2, 131, 1024),
+                    (1, 6, 6144),
+                ] {
                     let parts = parts(&mut numbers, rows, columns);
-                    let w = Mxfp4::new(&parts.words, &parts.exponents, rows, columns).unwrap();
                     let x = numbers.floats(m * columns);
-                    let (mut few, mut again) = (vec![f32::NAN; m * rows], vec![f32::NAN; m * rows]);
-                    let mut targets = [
-                        Mxfp4Target { w, y: &mut few },
-                        Mxfp4Target { w, y: &mut again },
-                    ];
-                    assert!(matmul_mxfp4(
-                        isa,
-                        precision,
-                        &mut pool,
-                        &x,
-                        &mut targets,
-                        &mut prepared
-                    ));
-                    assert_eq!(few, again);
-                    let mut spread = Spread::default();
-                    let whole = spread.whole(isa, &w).unwrap();
-                    let mut wide = vec![f32::NAN; m * rows];
-                    let mut targets = [super::super::Target {
-                        w: whole,
-                        y: &mut wide,
-                    }];
-                    assert!(super::super::matmul(
-                        isa,
-                        precision,
-                        &mut pool,
-                        &x,
-                        &mut targets,
-                        &mut prepared
-                    ));
-                    assert_eq!(few, wide);
+                    let found = product((isa, precision), &x, &parts, rows);
                     for i in 0..m {
                         let x = &x[i * columns..(i + 1) * columns];
                         let size: f64 = x.iter().map(|x| f64::from(x.abs()) * 24.0 * 4.0).sum();
                         for j in 0..rows {
                             let terms = x.iter().enumerate();
                             let terms = terms.map(|(k, x)| f64::from(*x) * parts.element(j, k));
-                            let (want, got) = (terms.sum::<f64>(), f64::from(few[i * rows + j]));
+                            let (want, got) = (terms.sum::<f64>(), f64::from(found[i * rows + j]));
                             assert!(
                                 (got - want).abs() <= error * size,
                                 "{} {precision:?} {m}x{rows}x{columns}: {got} {want}",
@@ -365,6 +289,39 @@ mod tests {
                         }
                     }
                 }
+            }
+        }
+    }
+
+    #[test]
+    fn scales_are_exact_and_what_is_no_number_stays_in_its_row() {
+        let (rows, columns) = (256, 64);
+        for isa in Isa::ALL.into_iter().filter(|isa| isa.is_available()) {
+            for (precision, _) in PRECISIONS {
+                // One element of each row is 1.5, its scale that of the row's number; the others are 0.
+                let mut parts = Parts {
+                    words: vec![0; rows * columns / 8],
+                    exponents: vec![127; rows * columns / GROUP],
+                    columns,
+                };
+                for row in 0..rows {
+                    parts.words[row * columns / 8 + 2] = 3;
+                    parts.exponents[row * columns / GROUP] = row as u8;
+                }
+                let mut x = vec![0.0; columns];
+                x[16] = 1.0;
+                let found = product((isa, precision), &x, &parts, rows);
+                // Beyond, codes times scales leave the range of f32, or scales of both sides do.
+                for (row, found) in found.iter().enumerate().take(250).skip(20) {
+                    let exact = 1.5 * 2f64.powi(row as i32 - 127);
+                    let off = f64::from(*found) / exact - 1.0;
+                    assert!(
+                        off.abs() < 5e-3,
+                        "{} {precision:?} {row}: {found}",
+                        isa.name()
+                    );
+                }
+                assert!(found[0].abs() < 2e-38 && found[1].abs() < 2e-38 && found[255].is_nan());
             }
         }
     }

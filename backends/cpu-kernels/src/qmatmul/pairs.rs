@@ -14,6 +14,7 @@ use core::arch::x86_64::*;
 
 use super::codes::Unpacker;
 use super::integers::{Activation, Integers};
+use super::mxfp4;
 use super::prepare::{Precision, Prepared};
 use super::rows::{self, Path, Quad, Rows};
 use crate::Isa;
@@ -51,11 +52,12 @@ pub(crate) unsafe fn products<K: Factor, C: Activation, const R: usize, const M:
 /// Activations of type `C`.
 pub(crate) struct Pairs<C>(core::marker::PhantomData<C>);
 
-/// Where the codes of a block are: a byte each, or packed.
+/// Where the codes of a block are: a byte each, packed, or in nibbles of mxfp4.
 #[derive(Clone, Copy)]
 enum Source<'a> {
     Bytes,
     Packed(&'a Unpacker),
+    Floats,
 }
 
 impl<C: Activation> Path for Pairs<C> {
@@ -89,6 +91,7 @@ impl<C: Activation> Path for Pairs<C> {
         // SAFETY: forwarded to the caller; who has an unpacker for this set asked for VBMI.
         unsafe {
             match (t.unpacker, t.group_log2) {
+                _ if t.floats => all::<C, K, R, M, false>(t, &x, Source::Floats),
                 (Some(unpacker), 4) => all::<C, K, R, M, true>(t, &x, Source::Packed(unpacker)),
                 (Some(unpacker), _) => all::<C, K, R, M, false>(t, &x, Source::Packed(unpacker)),
                 (None, 4) => all::<C, K, R, M, true>(t, &x, Source::Bytes),
@@ -182,6 +185,7 @@ unsafe fn block<
             let from = match source {
                 Source::Bytes => t.bytes[r].add(at),
                 Source::Packed(unpacker) => t.bytes[r].add(at / 8 * unpacker.bits),
+                Source::Floats => t.bytes[r].add(at / 2),
             };
             // What is read in order at the speed of memory, the processor fetches by itself.
             if R > 1 || M > 1 {
@@ -191,6 +195,7 @@ unsafe fn block<
             let [first, second] = match source {
                 Source::Bytes => load(from, if WHOLE { BLOCK } else { n }),
                 Source::Packed(unpacker) => unpack(from, unpacker, if WHOLE { BLOCK } else { n }),
+                Source::Floats => floats(from, if WHOLE { BLOCK } else { n }),
             };
             let mut w = [_mm512_setzero_si512(); 4];
             for plane in 0..planes {
@@ -293,6 +298,34 @@ unsafe fn unpack(from: *const u8, unpacker: &Unpacker, n: usize) -> [__m512i; 2]
         [
             _mm512_and_si512(shift(lanes[0], shifts), ones),
             _mm512_and_si512(shift(lanes[1], shifts), ones),
+        ]
+    }
+}
+
+/// The two vectors of a block of `n` nibbles of mxfp4: a quarter of the packed vector is a run of 32 elements.
+#[inline(always)]
+unsafe fn floats(from: *const u8, n: usize) -> [__m512i; 2] {
+    // SAFETY: the caller vouches for n nibbles; none behind them is loaded.
+    unsafe {
+        let table = _mm512_broadcast_i32x4(_mm_loadu_si128(mxfp4::CODES.as_ptr().cast()));
+        let low_bits = _mm512_set1_epi8(15);
+        let packed = if n == BLOCK {
+            Avx512VnniBytes::load(from)
+        } else {
+            some(from, n / 2)
+        };
+        let low = _mm512_shuffle_epi8(table, _mm512_and_si512(packed, low_bits));
+        let high = _mm512_and_si512(_mm512_srli_epi16::<4>(packed), low_bits);
+        let high = _mm512_shuffle_epi8(table, high);
+        // What is not there is 0 as for other codes.
+        let there = if n == BLOCK {
+            u64::MAX
+        } else {
+            u64::MAX >> (64 - n / 2)
+        };
+        [
+            _mm512_maskz_unpacklo_epi8(there, low, high),
+            _mm512_maskz_unpackhi_epi8(there, low, high),
         ]
     }
 }

@@ -6,12 +6,14 @@
     reason = "rows and columns of register tiles are indices into several arrays at once"
 )]
 
-use super::codes::{self, Unpacker};
+use super::codes::Unpacker;
 use super::exact::Exact;
 use super::integers::{Activation, Integers};
+use super::mxfp4;
 #[cfg(target_arch = "x86_64")]
 use super::pairs;
 use super::prepare::{Precision, Prepared};
+use super::row_codes;
 use crate::Isa;
 use crate::factor::Factor;
 use crate::isa::{dispatch, dispatch_bytes};
@@ -46,6 +48,12 @@ pub(crate) struct Rows<'a, K, const R: usize> {
         allow(dead_code, reason = "other processors have none")
     )]
     pub(crate) unpacker: Option<&'a Unpacker>,
+    /// Whether codes are of mxfp4 and come out of their nibbles in registers.
+    #[cfg_attr(
+        not(target_arch = "x86_64"),
+        allow(dead_code, reason = "other processors have none")
+    )]
+    pub(crate) floats: bool,
 }
 
 impl<K, const R: usize> Rows<'_, K, R> {
@@ -63,6 +71,7 @@ impl<K, const R: usize> Rows<'_, K, R> {
             ahead: self.ahead,
             has_next: self.has_next || (r + 1 < R && self.groups >= 4),
             unpacker: self.unpacker,
+            floats: self.floats,
         }
     }
 
@@ -126,10 +135,11 @@ pub(crate) unsafe fn run<K: Factor>(
 ) {
     let w = share.w;
     let bits = w.bits();
-    let is_plain = w.has_nibbles() || bits == 8;
+    let floats = w.is_mxfp4() && mxfp4::in_registers(isa, precision);
+    let is_plain = w.has_nibbles() || bits == 8 || floats;
     let unpacker = match precision {
         Precision::Exact => None,
-        _ if is_plain => None,
+        _ if is_plain || w.is_mxfp4() => None,
         _ => Unpacker::in_registers(isa, bits),
     };
     let mut scratch = if is_plain || unpacker.is_some() {
@@ -152,7 +162,7 @@ pub(crate) unsafe fn run<K: Factor>(
                     prefetch(isa, packed.wrapping_add(QUAD * packed_bytes + line));
                 }
                 for (r, out) in scratch.chunks_exact_mut(w.columns()).enumerate().take(n) {
-                    codes::expand_row(isa, packed.add(r * packed_bytes), bits, out);
+                    row_codes(isa, w, packed.add(r * packed_bytes), out);
                 }
                 (scratch.as_ptr(), w.columns(), 0)
             };
@@ -165,6 +175,7 @@ pub(crate) unsafe fn run<K: Factor>(
                 scales: scales.add(row * w.groups()),
                 biases: biases.add(row * w.groups()),
                 unpacker: unpacker.as_ref(),
+                floats,
             };
             if w.has_nibbles() {
                 at.all::<true>(isa, precision, n);
@@ -186,6 +197,7 @@ pub(crate) struct Quad<'a, K> {
     scales: *const K,
     biases: *const K,
     unpacker: Option<&'a Unpacker>,
+    floats: bool,
 }
 
 impl<K: Factor> Quad<'_, K> {
@@ -311,6 +323,7 @@ pub(crate) unsafe fn products<
         ahead: quad.ahead,
         has_next: groups >= 4 && quad.row + skip + R < w.rows(),
         unpacker: quad.unpacker,
+        floats: quad.floats,
     };
     // SAFETY: rows `row + skip..row + skip + R` exist; see `run` for the rest.
     unsafe {

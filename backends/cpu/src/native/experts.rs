@@ -11,7 +11,7 @@ use mlxcel_cpu_kernels::qmatmul;
 
 use super::centred::{expanded_product, is_centred};
 use super::stacks::Stack;
-use super::{State, filled, floats, mxfp4, slot};
+use super::{State, filled, floats, slot};
 
 pub(super) fn install(table: &mut BackendOps) {
     table.gather_quantized_matmul = gather_quantized_matmul;
@@ -23,7 +23,6 @@ slot!(gather_quantized_matmul(args: *const QuantizedMatmulArgs) |native, state| 
     let args = unsafe { QuantizedMatmulArgs::read(args) }?;
     match quantized(native, state, &args)? {
         None if is_centred(&args.w) => expanded_product(native, state, &args, true),
-        None => mxfp4::gathered(native, state, &args),
         made => Ok(made),
     }
 });
@@ -38,7 +37,7 @@ slot!(gather_matmul(a: Tensor, b: Tensor, lhs: Tensor, rhs: Tensor, sorted: u32)
 });
 
 /// Which rows meet which matrix: `pairs` products of `m` rows each.
-pub(super) struct Choice {
+struct Choice {
     /// Matrix of `x` and matrix of the weight for every product.
     pairs: Vec<(usize, usize)>,
     /// Rows of a matrix of `x`.
@@ -75,7 +74,7 @@ pub(super) fn indices(view: &View) -> Option<Vec<usize>> {
 }
 
 /// None where the indices do not fit, or choose in another way than the kernels do.
-pub(super) fn choice(
+fn choice(
     native: &Native<'_>,
     x: &View,
     [lhs, rhs]: [Tensor; 2],
@@ -116,27 +115,27 @@ pub(super) fn choice(
 
 impl Choice {
     /// Shape of the result with `rows` columns.
-    pub(super) fn result(&self, rows: usize) -> Vec<i64> {
+    fn result(&self, rows: usize) -> Vec<i64> {
         let mut shape = self.shape.clone();
         shape.extend([self.m as i64, rows as i64]);
         shape
     }
 
     /// The matrix of `x` that all products share, if they do and it is one row.
-    pub(super) fn only_row(&self) -> Option<usize> {
+    fn only_row(&self) -> Option<usize> {
         let (first, _) = *self.pairs.first()?;
         let is_same = self.pairs.iter().all(|(of_x, _)| *of_x == first);
         (is_same && self.m == 1).then_some(first)
     }
 
     /// The matrix of the weight for every product.
-    pub(super) fn matrices(&self) -> impl Iterator<Item = usize> {
+    fn matrices(&self) -> impl Iterator<Item = usize> {
         self.pairs.iter().map(|(_, of_w)| *of_w)
     }
 
     /// Calls `product` once for every matrix of the weight that is chosen, with all of its rows. False when it
     /// gave false.
-    pub(super) fn by_matrix(
+    fn by_matrix(
         &self,
         x: &[f32],
         rows: usize,

@@ -12,7 +12,6 @@ mod experts;
 mod fused;
 mod mixture;
 mod movement;
-mod mxfp4;
 mod ordering;
 mod products;
 mod recurrent;

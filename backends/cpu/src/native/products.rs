@@ -11,7 +11,7 @@ use mlxcel_cpu_kernels::qmatmul::{self, Precision};
 use mlxcel_cpu_kernels::{Isa, QuantizedMatrix, Scales, dense, gemm_integers};
 
 use super::centred::{expanded, expanded_product, is_centred};
-use super::{State, filled, floats, mxfp4, slot};
+use super::{State, filled, floats, slot};
 
 pub(super) fn install(table: &mut BackendOps) {
     table.quantized_matmul = quantized_matmul;
@@ -35,7 +35,6 @@ slot!(quantized_matmul(args: *const QuantizedMatmulArgs) |native, state| {
     let args = unsafe { QuantizedMatmulArgs::read(args) }?;
     match quantized(native, state, &args)? {
         None if is_centred(&args.w) => expanded_product(native, state, &args, false),
-        None => mxfp4::product(native, state, &args),
         made => Ok(made),
     }
 });
@@ -45,7 +44,6 @@ slot!(dequantize(w: *const QuantizedWeight, dtype: DType) |native, state| {
     let w = unsafe { QuantizedWeight::read(w) }?;
     match expand(native, &w, dtype)? {
         None if is_centred(&w) => expanded(native, state, &w, dtype),
-        None => mxfp4::expand(native, &w, dtype),
         made => Ok(made),
     }
 });
@@ -73,6 +71,10 @@ pub(super) unsafe fn matrix<'a>(
     w: &QuantizedWeight,
     only_two: bool,
 ) -> Result<Option<QuantizedMatrix<'a>>> {
+    if w.spec.mode == quant::MXFP4 {
+        // SAFETY: forwarded to the caller.
+        return unsafe { mxfp4_matrix(native, w, only_two) };
+    }
     let is_centred = is_centred(w);
     if w.spec.mode != quant::AFFINE || (w.biases.is_none() && !is_centred) {
         return Ok(None);
@@ -123,7 +125,41 @@ pub(super) unsafe fn matrix<'a>(
     }
 }
 
-pub(super) fn with_last(shape: &[i64], last: usize) -> Vec<i64> {
+/// As [`matrix`], of a weight in mxfp4.
+///
+/// # Safety
+/// The tensors must live for `'a`.
+unsafe fn mxfp4_matrix<'a>(
+    native: &Native<'_>,
+    w: &QuantizedWeight,
+    only_two: bool,
+) -> Result<Option<QuantizedMatrix<'a>>> {
+    if (w.spec.bits, w.spec.group_size) != (4, 32) || !w.biases.is_none() {
+        return Ok(None);
+    }
+    let (words, exponents) = (native.view(w.weight)?, native.view(w.scales)?);
+    let rank = words.shape().len();
+    let usable = [&words, &exponents]
+        .iter()
+        .all(|view| view.is_contiguous && !view.is_empty())
+        && (words.dtype, exponents.dtype) == (DType::U32, DType::U8)
+        && rank >= 2
+        && (!only_two || rank == 2)
+        && exponents.shape().len() == rank
+        && exponents.shape().get(..rank - 1) == words.shape().get(..rank - 1);
+    if !usable {
+        return Ok(None);
+    }
+    let rows = words.shape().iter().rev().skip(1).product::<i64>() as usize;
+    let columns = words.shape().last().map_or(0, |n| *n as usize * 8);
+    // SAFETY: contiguous views of the checked types; the tensors live as long as the caller says.
+    unsafe {
+        let (words, exponents) = (words.as_slice(), exponents.as_slice());
+        Ok(QuantizedMatrix::mxfp4(words, exponents, rows, columns))
+    }
+}
+
+fn with_last(shape: &[i64], last: usize) -> Vec<i64> {
     let mut shape = shape.to_vec();
     if let Some(end) = shape.last_mut() {
         *end = last as i64;
