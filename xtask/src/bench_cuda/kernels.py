@@ -576,7 +576,7 @@ def main(arguments, parts, kind=Variant):
         for variant in variants:
             for key, files, defines in variant.wanted():
                 what = (variant.text(files), *defines)
-                jobs[what] = jobs.get(what) or pool.submit(cuda.compile, what[0], defines)
+                jobs[what] = jobs.get(what) or pool.submit(cuda.compile, what[0], defines, "sm_90a" if "group.cuh" in files else "sm_90")
         for variant in variants:
             for key, files, defines in variant.wanted():
                 what = (variant.text(files), *defines)

@@ -17,6 +17,7 @@ from kernels import (COLD_BYTES, DEVICE, EPS, GROUP_SIZE, Attention, Call, Varia
 HIDDEN, INNER, EXPERTS, CHOSEN = 2048, 768, 128, 8
 HEADS, KV_HEADS, WIDTH = 32, 4, 128
 SILU = 1
+TILE_BYTES = 200 << 10
 
 
 class MixtureVariant(Variant):
@@ -31,6 +32,11 @@ class MixtureVariant(Variant):
         yield ("choice",), ["common.cuh", "choice.cu"], base + ["LOGITS_F32=0"]
         if self.has("router.cu"):
             yield ("router",), ["common.cuh", "few.cuh", "cluster.cuh", "choice.cu", "router.cu"], base + form + ["LOGITS_F32=0"]
+        if self.has("clustered.cu"):
+            yield ("clustered",), ["common.cuh", "few.cuh", "cluster.cuh", "raw.cuh", "clustered.cu"], base + form
+        tiles = ["TILE_TEAMS=2", f"TILE_BYTES={TILE_BYTES}", "TILE_GROUPED=0"]
+        yield ("tiled",), ["common.cuh", "engine.cuh", "group.cuh", "tiled.cu"], base + form + tiles
+        yield ("product",), ["common.cuh", "few.cuh", "product.cu"], base + form
         yield ("attention", WIDTH, 8), ["common.cuh", "attention.cu"], base + [f"HEAD_WIDTH={WIDTH}", "GROUP_HEADS=8"]
         for job in super().wanted():
             if job[0][0] in ("streamed", "rows") or job[0][:2] == ("decode", WIDTH):
@@ -285,6 +291,88 @@ def routers(cuda, variants, table):
         table.add(f"route_4, {rows} rows", variants[0], microseconds(calls * 32) / 32, 0, 0.0)
 
 
+class Dense:
+    """Products of one input, in the kernels for several rows."""
+
+    def __init__(self, cuda, ns, k):
+        self.k, self.weights = k, [Weight(cuda, n, k) for n in ns]
+        maps = [cuda.tensor_map(2, w.words.data_ptr(), w.n, k // 8, k // 2, 128, 32, True) for w in self.weights]
+        self.maps = [torch.frombuffer(bytearray(m), dtype=torch.uint8).to(DEVICE) for m in maps]
+        self.bytes = sum(w.bytes for w in self.weights)
+
+    def record(self, each, words, outs):
+        starts, tiles = [2**31 - 1] * 3, 0
+        for i, w in enumerate(self.weights):
+            starts[i] = tiles
+            tiles += -(-w.n // each)
+        fields = [words, [w.scales for w in self.weights], [w.biases for w in self.weights], outs]
+        record = b"".join(struct.pack("3Q", *([t.data_ptr() for t in field] + [0] * 3)[:3]) for field in fields)
+        return record + struct.pack("6i", *([w.n for w in self.weights] + [0] * 3)[:3], *starts), tiles
+
+    def clustered(self, cuda, variant, x, outs, norm, residual):
+        columns = next(c for c in (8, 16, 32) if x.shape[0] <= c)
+        record, tiles = self.record(128, [w.words for w in self.weights], outs)
+        slice_k = self.k // 8
+        shared = columns * (slice_k * 2 + slice_k // GROUP_SIZE * 4 + 128 * 4 + 4)
+        around = struct.pack("QQfi", norm.data_ptr() if norm is not None else 0, residual.data_ptr() if residual is not None else 0, EPS,
+                             0 if norm is None else 2)
+        return [Call(cuda, variant.function(("clustered",), f"clustered_{columns}", cuda.most_shared), (tiles * 8, 1, 1), 256, shared,
+                     [record, x.data_ptr(), self.k, x.shape[0], around])]
+
+    def before(self, cuda, variant, x, outs, norm, residual, normed_x, made):
+        """A norm, the product, and a sum, each by itself."""
+        calls, rows = [], x.shape[0]
+        if norm is not None:
+            calls.append(Call(cuda, variant.function(("rows",), "rms_norm"), (rows, 1, 1), 256, 0,
+                              [x.data_ptr(), 0, norm.data_ptr(), 0, normed_x.data_ptr(), self.k, EPS]))
+            x = normed_x
+        to = outs if residual is None else made
+        if rows <= 8:
+            record, tiles = self.record(32, [w.words for w in self.weights], to)
+            calls.append(Call(cuda, variant.function(("product",), "few_rows_2"), (tiles, 1, 1), 256, 0,
+                              [record, x.data_ptr(), self.k, rows, struct.pack("QQfi", 0, 0, 0.0, 0)]))
+        else:
+            columns = next(c for c in (16, 32, 64) if rows <= c)
+            record, tiles = self.record(128, self.maps, to)
+            stage = 128 * 128 + columns * 512
+            blocks = min(cuda.processors, tiles * self.k // 256)
+            x_map = cuda.tensor_map(1, x.data_ptr(), rows, self.k, 2 * self.k, columns, 64, True)
+            calls.append(Call(cuda, variant.function(("tiled",), f"tiled_{columns}", cuda.most_shared), (blocks, 1, 1), 288,
+                              min(12, TILE_BYTES // stage) * (stage + 16),
+                              [record, x_map, SCRATCH.data_ptr(), COUNTERS.data_ptr(), self.k, rows, tiles, 0]))
+        if residual is not None:
+            pairs = residual.numel() // 2
+            calls.append(Call(cuda, variant.function(("rows",), "combine"), (min(4096, -(-pairs // 256)), 1, 1), 256, 0,
+                              [made[0].data_ptr(), residual.data_ptr(), outs[0].data_ptr(), pairs, pairs, 0]))
+        return calls
+
+
+def dense(cuda, variants, table):
+    """Queries, keys and values with their norm, and the output with its sum."""
+    global SCRATCH, COUNTERS
+    SCRATCH = torch.zeros(1 << 24, device=DEVICE)
+    COUNTERS = torch.zeros(1 << 16, device=DEVICE, dtype=torch.int32)
+    for name, ns, k in (("qkv", [4096, 512, 512], HIDDEN), ("o", [HIDDEN], 4096), ("qkv of 8B", [4096, 1024, 1024], 4096), ("o of 8B", [4096], 4096)):
+        sets = [Dense(cuda, ns, k) for _ in range(max(2, min(48, COLD_BYTES // (sum(ns) * k * 9 // 16))))]
+        for rows in (8, 16, 32):
+            x, norm = random(rows, k), random(k) if len(ns) > 1 else None
+            residual = None if len(ns) > 1 else random(rows, ns[0])
+            outs, made = [[torch.empty(rows, n, device=DEVICE, dtype=torch.bfloat16) for n in ns] for _ in range(2)]
+            normed_x, exact_x = torch.empty_like(x), x.double() if norm is None else normed(x, norm)
+            exact = [w.times(exact_x) + (0 if residual is None else residual.double()) for w in sets[0].weights]
+            for variant in variants:
+                ways = [("before", lambda s: s.before(cuda, variant, x, outs, norm, residual, normed_x, made))]
+                if variant.has("clustered.cu"):
+                    ways.append(("clustered", lambda s: s.clustered(cuda, variant, x, outs, norm, residual)))
+                for way, make in ways:
+                    poison(*outs, normed_x, *made)
+                    run(make(sets[0]))
+                    worst = max(error(o, e) for o, e in zip(outs, exact))
+                    calls = [c for s in sets for c in make(s)]
+                    table.add(f"{name} {way}, {rows} rows", variant, microseconds(calls) / len(sets), sets[0].bytes, worst)
+        del sets
+
+
 def heads(cuda, variants, table):
     """Attention of a step of decoding with norms of heads."""
     for sequences, keys in ((1, 128), (1, 2048), (8, 128), (8, 512), (8, 2048), (32, 128), (32, 512), (32, 2048)):
@@ -326,4 +414,5 @@ def layers(cuda, variants, table):
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:], {"layers": layers, "experts": experts, "flows": flows, "routers": routers, "heads": heads}, MixtureVariant))
+    sys.exit(main(sys.argv[1:], {"layers": layers, "experts": experts, "flows": flows, "routers": routers, "heads": heads,
+                                "dense": dense}, MixtureVariant))
