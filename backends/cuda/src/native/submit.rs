@@ -21,7 +21,7 @@ pub(super) struct Around {
 
 impl Around {
     /// As the kernels' struct of that name lies in memory.
-    fn words(&self) -> [u64; 3] {
+    pub(super) fn words(&self) -> [u64; 3] {
         let normed = match (self.is_normed, self.norm) {
             (false, _) => 0,
             (true, 0) => 1,
