@@ -39,6 +39,7 @@ static BACKEND: Backend = Backend::new(Description {
     device: DeviceKind::Cpu,
     most_threads: MOST_THREADS,
     rounds_activations: true,
+    keeps_rows_apart: true,
     probe,
     kernels: Some(native::KERNELS),
 });

@@ -10,6 +10,7 @@ use mlxcel_abi::kinds::log;
 use mlxcel_abi::ops::BackendOps;
 use mlxcel_abi::{AbiError, ErrorObj, OwnedBytes, Result, Status, Str, Table, status};
 
+use crate::apart;
 use crate::bridge;
 use crate::context::Context;
 use crate::device::{DeviceKind, Probe};
@@ -29,6 +30,9 @@ pub struct Description {
     /// Whether its kernels round activations for `precision: high` and `fast`; without, those are
     /// refused.
     pub rounds_activations: bool,
+    /// Whether its kernels can give a row the same bits whatever else is in the call; without,
+    /// `deterministic: true` is refused.
+    pub keeps_rows_apart: bool,
     /// Finds out whether it can run here.
     pub probe: fn() -> Result<Probe>,
     /// The device's own kernels, in place of MLX's.
@@ -51,6 +55,8 @@ pub struct KernelSettings {
     pub threads: usize,
     /// How products with quantised weights may round activations.
     pub precision: KernelPrecision,
+    /// Whether a row's result may depend on nothing but the row.
+    pub deterministic: bool,
 }
 
 /// Rounding of activations in products with quantised weights.
@@ -148,13 +154,11 @@ impl Backend {
         check_version()?;
         let memo =
             start(description, index, total_bytes, options).map_err(|fault| fault.named("open"))?;
-        let context = Box::new(Context::new(
-            description,
-            ops::table(),
-            memo,
-            host,
-            total_bytes,
-        ));
+        let mut table = ops::table();
+        if options.deterministic {
+            apart::install(&mut table);
+        }
+        let context = Box::new(Context::new(description, table, memo, host, total_bytes));
         context.log(
             log::INFO,
             &format!("MLX {} on device {index}", crate::mlx_version()),

@@ -4,6 +4,7 @@
 //! [`mlxcel_abi::ops::BackendOps`]. A backend crate adds its name, its probe and the plugin's entry
 //! ([`Backend`]). Knows nothing of models, of the host's scheduling or of how plugins are found.
 
+mod apart;
 mod args;
 mod backend;
 mod bridge;

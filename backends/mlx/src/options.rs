@@ -16,6 +16,8 @@ pub(crate) struct Options {
     pub(crate) threads: usize,
     /// `precision`.
     pub(crate) precision: KernelPrecision,
+    /// Whether a row's result may depend on nothing but the row.
+    pub(crate) deterministic: bool,
 }
 
 impl Options {
@@ -26,6 +28,7 @@ impl Options {
             cache_limit_bytes: u64::MAX,
             threads: 0,
             precision: KernelPrecision::Auto,
+            deterministic: false,
         };
         if text.trim().is_empty() {
             return Ok(options);
@@ -43,9 +46,10 @@ impl Options {
                 "memory_limit_bytes" => options.memory_limit_bytes = whole(key, value)?,
                 "cache_limit_bytes" => options.cache_limit_bytes = whole(key, value)?,
                 "precision" => options.precision = precision(value, description)?,
+                "deterministic" => options.deterministic = deterministic(value, description)?,
                 other => {
                     return Err(AbiError::invalid(format!(
-                        "option {other} is not known to backend {}, it has threads, precision, memory_limit_bytes and cache_limit_bytes",
+                        "option {other} is not known to backend {}, it has threads, precision, deterministic, memory_limit_bytes and cache_limit_bytes",
                         description.name
                     )));
                 }
@@ -59,6 +63,7 @@ impl Options {
         KernelSettings {
             threads: self.threads,
             precision: self.precision,
+            deterministic: self.deterministic,
         }
     }
 }
@@ -82,6 +87,20 @@ fn precision(value: &Value, description: &Description) -> Result<KernelPrecision
         "option precision: backend {} computes exactly only, found {value}; leave it out or give exact",
         description.name
     )))
+}
+
+/// Kernels whose sums follow the number of rows keep no such promise.
+fn deterministic(value: &Value, description: &Description) -> Result<bool> {
+    match value.as_bool() {
+        Some(true) if !description.keeps_rows_apart => Err(AbiError::unimplemented(format!(
+            "option deterministic: backend {} computes rows in other ways by how many there are; leave it out",
+            description.name
+        ))),
+        Some(asked) => Ok(asked),
+        None => Err(AbiError::invalid(format!(
+            "option deterministic is true or false, found {value}"
+        ))),
+    }
 }
 
 /// More threads than the backend uses would be ignored, hence they are refused.
@@ -114,6 +133,7 @@ mod tests {
         device: DeviceKind::Cpu,
         most_threads: 1,
         rounds_activations: false,
+        keeps_rows_apart: false,
         probe: none,
         kernels: None,
     };
@@ -139,6 +159,7 @@ mod tests {
                 cache_limit_bytes: 0,
                 threads: 1,
                 precision: KernelPrecision::Auto,
+                deterministic: false,
             })
         );
         assert_eq!(
@@ -163,6 +184,26 @@ mod tests {
         }
         let exact = Options::parse(r#"{"precision":"exact"}"#, &CPU).unwrap();
         assert_eq!(exact.precision, KernelPrecision::Exact);
+    }
+
+    #[test]
+    fn rows_are_kept_apart_where_kernels_can() {
+        let apart = Description {
+            keeps_rows_apart: true,
+            ..CPU
+        };
+        for asked in [false, true] {
+            let text = format!(r#"{{"deterministic":{asked}}}"#);
+            let options = Options::parse(&text, &apart).unwrap();
+            assert_eq!(options.kernel_settings().deterministic, asked);
+        }
+        assert!(
+            !Options::parse(r#"{"deterministic":false}"#, &CPU)
+                .unwrap()
+                .deterministic
+        );
+        assert!(error(r#"{"deterministic":true}"#).contains("by how many there are"));
+        assert!(error(r#"{"deterministic":1}"#).contains("true or false"));
     }
 
     #[test]

@@ -33,6 +33,7 @@ static BACKEND: Backend = Backend::new(Description {
     // Operations run on the device; threads of the host are none of this backend's affair.
     most_threads: 0,
     rounds_activations: false,
+    keeps_rows_apart: false,
     probe: probe::probe,
     kernels: None,
 });

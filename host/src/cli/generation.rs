@@ -199,6 +199,9 @@ pub struct ModelArgs {
     /// How products are computed, where the backend has a choice
     #[arg(long, value_enum, default_value_t = PrecisionArg::Auto, help_heading = "Model")]
     pub precision: PrecisionArg,
+    /// Compute every row by itself, so that an answer depends on nothing but its request; slower, and refused where a backend cannot
+    #[arg(long, help_heading = "Model")]
+    pub deterministic: bool,
     /// Give the device its next step before the last one's tokens are read; auto where it goes on working meanwhile
     #[arg(long, value_enum, default_value_t = LookaheadArg::Auto, help_heading = "Model")]
     pub lookahead: LookaheadArg,
@@ -263,6 +266,7 @@ impl ModelArgs {
                 PrecisionArg::High => Some(Precision::High),
                 PrecisionArg::Fast => Some(Precision::Fast),
             },
+            deterministic: self.deterministic,
             lookahead: match self.lookahead {
                 LookaheadArg::Auto => Lookahead::Auto,
                 LookaheadArg::On => Lookahead::On,

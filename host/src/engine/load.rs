@@ -34,6 +34,8 @@ pub struct LoadOptions {
     pub threads: usize,
     /// How products are computed; none lets the backend decide.
     pub precision: Option<Precision>,
+    /// Whether an answer may depend on nothing but its request.
+    pub deterministic: bool,
     /// Bounds of the batch.
     pub limits: BatchLimits,
     /// Bytes for keys and values; none is most of what the device has left beside the weights.
@@ -157,6 +159,7 @@ pub fn load_runner(
         dtype,
         kv_type,
         precision: options.precision,
+        deterministic: options.deterministic,
         threads: split
             .as_ref()
             .map_or(options.threads, |split| split.threads(options.threads)),
@@ -224,15 +227,10 @@ pub fn load_runner(
         load: started.elapsed(),
     };
     let page_bytes = desc.kv_bytes_per_token(kv_type) * PAGE_SIZE;
-    let lookahead = match split {
-        None => options.lookahead,
-        // The other ranks need to know the tokens.
-        Some(_) => Lookahead::Off,
-    };
     let runner = Runner::new(model, desc, context_tokens, kv_tokens, kv_type, dtype)
         .with_encoders(options.limits.parallel.max(1))
         .with_ranks(ranks)
-        .with_lookahead(lookahead, is_asynchronous(selected))
+        .with_lookahead(options.lookahead, is_asynchronous(selected))
         .with_states(options.limits.parallel.max(1), checkpoints)
         .with_prefix_limits(options.prefix.limits(page_bytes));
     let runner = match &options.prefix.disk {
@@ -241,7 +239,7 @@ pub fn load_runner(
             opened,
             selected,
             disk,
-            options.precision,
+            (options.precision, options.deterministic),
             &facts,
         )?),
     };
@@ -268,7 +266,7 @@ fn open_disk(
     opened: &OpenedModel,
     selected: &SelectedBackend,
     options: &DiskOptions,
-    precision: Option<Precision>,
+    (precision, deterministic): (Option<Precision>, bool),
     facts: &EngineFacts,
 ) -> Result<DiskTier, EngineError> {
     let open = || {
@@ -280,6 +278,7 @@ fn open_disk(
         fingerprint.add(facts.dtype.name());
         fingerprint.add(facts.kv_type.name());
         fingerprint.add(precision.map_or("", Precision::name));
+        fingerprint.add([u8::from(deterministic)]);
         // Scaled rotations may depend on the context that was asked for.
         fingerprint.add(facts.context_tokens.to_le_bytes());
         DiskTier::open(options.clone(), fingerprint.finish(), PAGE_SIZE)

@@ -19,6 +19,8 @@ pub struct Settled {
     pub kv_type: KvType,
     /// How products are computed; none lets the backend decide.
     pub precision: Option<Precision>,
+    /// Whether a row's result may depend on nothing but the row.
+    pub deterministic: bool,
     /// Compute threads; 0 lets the backend decide.
     pub threads: usize,
     /// Longest sequence, in tokens.
@@ -55,6 +57,10 @@ pub fn load_part(
     if let Some(precision) = settled.precision {
         open.options
             .insert("precision".to_owned(), Value::from(precision.name()));
+    }
+    if settled.deterministic {
+        open.options
+            .insert("deterministic".to_owned(), Value::from(true));
     }
     let backend = selected.plugin.open(&open)?;
     let (needs_minor, minor) = (opened.desc.needs_backend_minor(), backend.minor());

@@ -2,7 +2,7 @@
 //!
 //! `PLUGINS` is a folder of plugins, `BACKEND` a backend's name or `reference`, `OPTIONS` what it is opened with, as JSON. Requests are lines
 //! of standard input, answers lines of JSON on standard output: `groups` gives each group with how many cases it has, `run GROUP FROM TO`
-//! runs those from place FROM to before TO and tells of each before and after it. `conformance.py` of `cargo xtask bench-cuda` hands out.
+//! runs those from place FROM to before TO and tells of each before and after it. With `{"deterministic":true}` there is the group `rows` besides. `conformance.py` of `cargo xtask bench-cuda` hands out.
 
 #![allow(
     clippy::print_stdout,
@@ -16,10 +16,10 @@ use std::process::ExitCode;
 
 use mlxcel::plugin::{BackendChoice, Loader, OpenOptions};
 use mlxcel_sdk::Backend;
-use mlxcel_sdk::testkit::conformance::{Depth, GROUPS, Progress, group, run_some};
+use mlxcel_sdk::testkit::conformance::{Depth, GROUPS, Progress, ROWS, group, run_some};
 use mlxcel_sdk::testkit::{ReferenceOptions, reference_backend};
 use mlxcel_tests::plugins::catalogue_of;
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 fn main() -> ExitCode {
     match start(&std::env::args().skip(1).collect::<Vec<_>>()) {
@@ -39,29 +39,32 @@ fn start(args: &[String]) -> Result<(), String> {
     };
     if name == "reference" {
         let reference = reference_backend(ReferenceOptions::default());
-        return answer(&reference.backend());
+        return answer(&reference.backend(), true);
     }
     let wrong = |error: &dyn std::fmt::Display| error.to_string();
     let catalogue = catalogue_of(Path::new(plugins)).map_err(|error| wrong(&error))?;
     let choice = BackendChoice::Named(name.clone());
     let selected = Loader::default().select_backend(&catalogue, &choice);
     let selected = selected.map_err(|error| wrong(&error))?;
-    let options = serde_json::from_str(options).map_err(|error| wrong(&error))?;
+    let options: Map<String, Value> =
+        serde_json::from_str(options).map_err(|error| wrong(&error))?;
+    let is_deterministic = options.get("deterministic") == Some(&Value::Bool(true));
     let open = OpenOptions {
         options,
         ..OpenOptions::default()
     };
     let opened = selected.plugin.open(&open).map_err(|error| wrong(&error))?;
     // SAFETY: the table is open until `opened` is dropped, on this thread.
-    answer(&unsafe { Backend::from_raw(opened.ops()) })
+    let backend = unsafe { Backend::from_raw(opened.ops()) };
+    answer(&backend, is_deterministic)
 }
 
-fn answer(backend: &Backend) -> Result<(), String> {
+fn answer(backend: &Backend, is_deterministic: bool) -> Result<(), String> {
     tell(&json!({ "ready": true }))?;
     for line in std::io::stdin().lock().lines() {
         let line = line.map_err(|error| error.to_string())?;
         match line.split_whitespace().collect::<Vec<_>>()[..] {
-            ["groups"] => groups(backend)?,
+            ["groups"] => groups(backend, is_deterministic)?,
             ["run", name, from, to] => {
                 let place = |text: &str| {
                     let number = text.parse::<usize>();
@@ -79,8 +82,8 @@ fn answer(backend: &Backend) -> Result<(), String> {
     Ok(())
 }
 
-fn groups(backend: &Backend) -> Result<(), String> {
-    for group in GROUPS {
+fn groups(backend: &Backend, is_deterministic: bool) -> Result<(), String> {
+    for group in GROUPS.iter().chain(is_deterministic.then_some(&ROWS)) {
         let cases = run_some(backend, &[*group], Depth::Values, 0..0, &mut |_| {});
         tell(&json!({ "group": group.name, "cases": cases }))?;
     }

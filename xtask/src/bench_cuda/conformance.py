@@ -234,7 +234,7 @@ def table(run, took):
     for group, cases in run.cases.items():
         found = [outcome for (name, _), outcome in run.outcomes.items() if name == group]
         failed = sum(1 for _, failure, _ in found if failure)
-        worst = max((worst for _, failure, worst in found if not failure), default=0.0)
+        worst = max((worst for _, failure, worst in found if not failure and worst is not None), default=0.0)
         row = {"cases": cases, "passed": len(found) - failed, "failed": failed, "not run": cases - len(found)}
         total.update(row)
         for case, failure, _ in found:
@@ -243,6 +243,8 @@ def table(run, took):
         seconds = sum(took for case, took in run.seconds.items() if case.startswith(group + "/"))
         print(f"| {group} | {' | '.join(str(value) for value in row.values())} | {worst:.2f} | {seconds:.0f} |")
     print(f"| all | {' | '.join(str(total[key]) for key in ('cases', 'passed', 'failed', 'not run'))} | | {sum(run.seconds.values()):.0f} |")
+    if refused := [case for case, failure, worst in run.outcomes.values() if not failure and worst is None]:
+        print(f"{len(refused)} of those that passed were refused by name, as they may be: {', '.join(sorted({case.split('/')[1] for case in refused}))}")
     for name, row in sorted(types.items()):
         print(f"{name}: {row['passed']} of {row['cases']} that ran passed")
     return total

@@ -51,6 +51,8 @@ pub struct Paged<'a> {
     pub window: usize,
     /// Positions in a chunk, beyond whose borders no row sees; 0 is no chunks.
     pub chunk: usize,
+    /// Every row goes by `few`, so that its result does not depend on how many its sequence has.
+    pub keeps_rows_apart: bool,
 }
 
 /// From this many rows of a sequence on, blocks are used.
@@ -243,7 +245,7 @@ pub fn paged(
     let mut at = 0;
     for (sequence, bounds) in p.row_starts.windows(2).enumerate() {
         let (start, end) = (bounds[0] as usize, bounds[1] as usize);
-        if end - start >= MANY_ROWS {
+        if end - start >= MANY_ROWS && !p.keeps_rows_apart {
             for first_row in (start..end).step_by(many::BLOCK_ROWS) {
                 let rows = many::BLOCK_ROWS.min(end - first_row);
                 tasks.extend((0..p.kv_heads).map(|kv_head| {

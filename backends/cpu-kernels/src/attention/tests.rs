@@ -177,6 +177,7 @@ fn ragged_steps_match_f64() {
                         softcap,
                         window,
                         chunk,
+                        keeps_rows_apart: false,
                     };
                     let half = |x: &f32| half::f16::from_f32(*x);
                     let brain = |x: &f32| half::bf16::from_f32(*x);
@@ -260,6 +261,7 @@ fn bad_indices_are_found_before_the_kernels_run() {
         softcap: 0.0,
         window: 0,
         chunk: 0,
+        keeps_rows_apart: false,
     };
     assert!(p.is_valid());
     assert!(
@@ -319,6 +321,7 @@ fn what_is_beyond_half_caches_is_never_silent() {
         softcap: 0.0,
         window: 0,
         chunk: 0,
+        keeps_rows_apart: false,
     };
     let bad_slots = [p.pool_row(0, 2), p.pool_row(2, 2)];
     for isa in Isa::ALL.into_iter().filter(|isa| isa.is_available()) {

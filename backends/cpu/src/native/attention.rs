@@ -224,6 +224,7 @@ pub(super) unsafe fn attend(
         softcap: args.softcap,
         window: args.window as usize,
         chunk: args.chunk as usize,
+        keeps_rows_apart: state.keeps_rows_apart,
     };
     let whole = Paged {
         keys: keys.cells(),

@@ -55,6 +55,8 @@ pub(crate) struct State {
     rounded: Vec<Mutex<gemm_integers::Scratch>>,
     attention: Vec<Mutex<attention_kernel::Scratch>>,
     precision: qmatmul::Precision,
+    /// Whether no row's result may depend on how many others there are.
+    keeps_rows_apart: bool,
     prepared: qmatmul::Prepared,
     /// Of several inputs at a time.
     grouped: Vec<qmatmul::Prepared>,
@@ -88,6 +90,7 @@ fn install(table: &mut BackendOps, settings: &KernelSettings) -> Result<()> {
         rounded: (0..threads).map(|_| Mutex::default()).collect(),
         attention: (0..threads).map(|_| Mutex::default()).collect(),
         precision: products::precision(settings.precision, Isa::best()),
+        keeps_rows_apart: settings.deterministic,
         prepared: qmatmul::Prepared::default(),
         grouped: Vec::new(),
         rope: row::RopeTable::default(),

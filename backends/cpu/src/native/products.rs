@@ -192,6 +192,21 @@ fn quantized(
     })
 }
 
+/// Rows through `product`, so many at a time that one kernel takes them all. False when it was false.
+fn in_slabs(
+    state: &mut State,
+    x: &[f32],
+    out: &mut [f32],
+    [columns, rows]: [usize; 2],
+    most_rows: usize,
+    product: impl Fn(&mut State, &[f32], &mut [f32]) -> bool,
+) -> bool {
+    let slabs = x.chunks(most_rows * columns);
+    slabs
+        .zip(out.chunks_mut(most_rows * rows))
+        .all(|(x, out)| product(state, x, out))
+}
+
 /// `x @ w.T`. False when a kernel panicked.
 pub(super) fn packed_product(
     state: &mut State,
@@ -199,6 +214,14 @@ pub(super) fn packed_product(
     w: QuantizedMatrix<'_>,
     out: &mut [f32],
 ) -> bool {
+    let most_rows = if w.has_one_type() { qmatmul::MAX_ROWS } else { 1 };
+    if state.keeps_rows_apart && x.len() > most_rows * w.columns() {
+        // Kernels for more rows round activations, and order sums, in another way.
+        let sizes = [w.columns(), w.rows()];
+        return in_slabs(state, x, out, sizes, most_rows, |state, x, out| {
+            packed_product(state, x, w, out)
+        });
+    }
     if qmatmul::takes(x.len() / w.columns(), &w) {
         let mut targets = [qmatmul::Target { w, y: out }];
         return qmatmul::matmul(
@@ -283,6 +306,12 @@ pub(super) fn plain_product(
     [rows, columns]: [usize; 2],
     out: &mut [f32],
 ) -> bool {
+    if state.keeps_rows_apart && x.len() > dense::MAX_ROWS * columns {
+        let sizes = [columns, rows];
+        return in_slabs(state, x, out, sizes, dense::MAX_ROWS, |state, x, out| {
+            plain_product(state, x, weight, [rows, columns], out)
+        });
+    }
     if dense::takes(x.len() / columns, &weight) {
         return dense::matmul(state.isa, &mut state.pool, x, weight, [rows, columns], out);
     }

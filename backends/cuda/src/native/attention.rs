@@ -23,6 +23,9 @@ const GROUPS: [u32; 5] = [8, 4, 3, 2, 1];
 const LEAST_PAGE: i32 = 8;
 /// Most parts that a sequence is divided into.
 const MOST_SPLITS: usize = 64;
+/// Parts of every row where rows are kept apart, and rows that are submitted at a time then.
+const APART_SPLITS: usize = 16;
+const APART_ROWS: usize = 512;
 /// Keys below which another part does not pay.
 const LEAST_KEYS: usize = 64;
 
@@ -273,7 +276,8 @@ pub(super) unsafe fn attend(
         pool_rows: sizes.pages * sizes.page_size,
     };
     // SAFETY: forwarded to the caller.
-    let is_decode = rotate.is_some()
+    let is_decode = !state.keeps_rows_apart
+        && rotate.is_some()
         && decode::can_turn(rotation.as_ref())
         && unsafe { decode::has_one_row_each(args, sizes.rows) };
     let division = is_decode
@@ -336,20 +340,22 @@ pub(super) unsafe fn attend(
         width: sizes.width,
         group,
     };
-    let prefills = has_more && sizes.width <= 128;
-    let arguments = |start: Arguments, parts: usize, counters: usize| {
+    let prefills = has_more && sizes.width <= 128 && !state.keeps_rows_apart;
+    // Of `rows` rows from `first` on.
+    let arguments = |start: Arguments, (first, rows): (usize, usize), (parts, counters)| {
+        let before = first * sizes.heads as usize * sizes.width as usize * q.dtype.size_bytes();
         start
-            .wide(queries.0)
+            .wide(queries.0 + before)
             .wide(k_pool.data as usize)
             .wide(v_pool.data as usize)
-            .wide(sequences.data as usize)
-            .wide(positions.data as usize)
+            .wide(sequences.data as usize + first * size_of::<i32>())
+            .wide(positions.data as usize + first * size_of::<i32>())
             .wide(page_table.data as usize)
             .wide(sinks)
-            .wide(out)
+            .wide(out + before)
             .wide(parts)
             .wide(counters)
-            .int(sizes.rows)
+            .int(rows as i32)
             .int(sizes.heads)
             .int(sizes.kv_heads)
             .int(sizes.page_size.trailing_zeros() as i32)
@@ -360,23 +366,39 @@ pub(super) unsafe fn attend(
             .float(args.softcap)
             .int(i32::from(prefills))
     };
+    let all_rows = (0, sizes.rows as usize);
     if has_alone || !prefills {
-        let count = blocks * sizes.rows as usize;
-        let splits = splits(count, keys, state.processors as usize);
-        let parts = if splits > 1 {
-            let of_row = sizes.heads as usize * splits * (sizes.width as usize + 2);
-            state.scratch(sizes.rows as usize * of_row * size_of::<f32>())?
-        } else {
-            0
+        // A part's keys follow from the row's own position and how many parts there are.
+        let (splits, most_rows) = match state.keeps_rows_apart {
+            true => (
+                APART_SPLITS,
+                APART_ROWS.min(COUNTERS / blocks.max(1)).max(1),
+            ),
+            false => (
+                splits(blocks * all_rows.1, keys, state.processors as usize),
+                all_rows.1,
+            ),
         };
-        let shape = Shape {
-            grid: [splits as u32, blocks as u32, sizes.rows as u32],
-            threads: 128,
-            shared_bytes: 0,
-        };
-        let arguments = arguments(Arguments::new(), parts, state.counters);
-        // SAFETY: shapes were checked; the scratch holds a part of every row, head and split.
-        unsafe { state.launch(text, q.dtype, "decode_rows", &shape, 0, arguments) }?;
+        let mut first = 0;
+        while first < all_rows.1 {
+            let rows = (all_rows.1 - first).min(most_rows);
+            let parts = if splits > 1 {
+                let of_row = sizes.heads as usize * splits * (sizes.width as usize + 2);
+                state.scratch(rows * of_row * size_of::<f32>())?
+            } else {
+                0
+            };
+            let shape = Shape {
+                grid: [splits as u32, blocks as u32, rows as u32],
+                threads: 128,
+                shared_bytes: 0,
+            };
+            let to = (parts, state.counters);
+            let arguments = arguments(Arguments::new(), (first, rows), to);
+            // SAFETY: shapes were checked; the scratch holds a part of every row, head and split.
+            unsafe { state.launch(text, q.dtype, "decode_rows", &shape, 0, arguments) }?;
+            first += rows;
+        }
     }
     let in_tiles = state.architecture == GROUP_ARCHITECTURE
         && sizes.page_size >= LEAST_PAGE
@@ -398,7 +420,7 @@ pub(super) unsafe fn attend(
             shared_bytes: (tiles * head + 3 * PREFILL_STAGES * size_of::<u64>()) as u32,
         };
         let text = Text::Prefill { width: sizes.width };
-        let (arguments, most) = (arguments(start, 0, 0), state.most_shared_bytes);
+        let (arguments, most) = (arguments(start, all_rows, (0, 0)), state.most_shared_bytes);
         // SAFETY: shapes were checked; the maps are those of the pools.
         unsafe { state.launch(text, q.dtype, "prefill_tiles", &shape, most, arguments) }?;
     } else if prefills {
@@ -412,7 +434,7 @@ pub(super) unsafe fn attend(
             threads: 128,
             shared_bytes: 4 * TILE as u32 * sizes.width * 2,
         };
-        let arguments = arguments(Arguments::new(), 0, 0);
+        let arguments = arguments(Arguments::new(), all_rows, (0, 0));
         // SAFETY: shapes were checked.
         unsafe {
             state.launch(

@@ -10,7 +10,7 @@ use mlxcel_abi::{DType, Result, Tensor};
 use mlxcel_backend_mlx::stream::Device;
 
 use super::fused::rows_of;
-use super::grouped::Order;
+use super::grouped::{MOST_GROUPS, Order};
 use super::products::{PLAIN_GROUP_SIZE, Weight, weight};
 use super::routing::MOST_EXPERTS;
 use super::{State, is_half, is_plain, slot, small};

@@ -4,6 +4,7 @@
 //! stream, into memory of our own pool, and give arrays that are ready in stream order (docs/adr/0010). Whatever a kernel does not
 //! take (other dtypes, strided inputs, odd forms) goes to the slot it replaced, with the same result.
 
+mod apart;
 mod attention;
 mod decode;
 mod fused;
@@ -76,6 +77,8 @@ pub(crate) struct State {
     processors: u32,
     starts_early: bool,
     /// Shared memory that a block can be given.
+    /// Whether no row's result may depend on how many others there are.
+    keeps_rows_apart: bool,
     most_shared_bytes: u32,
     /// Partial sums of a launch: address and size.
     scratch: (usize, usize),
@@ -100,13 +103,14 @@ thread_local! {
     static STATES: RefCell<Vec<State>> = const { RefCell::new(Vec::new()) };
 }
 
-fn install(table: &mut BackendOps, _settings: &mlxcel_backend_mlx::KernelSettings) -> Result<()> {
+fn install(table: &mut BackendOps, settings: &mlxcel_backend_mlx::KernelSettings) -> Result<()> {
     let driver = Driver::get()?;
     let device = stream::device_index();
     let architecture = 10 * driver.attribute(ATTRIBUTE_MAJOR, device)?
         + driver.attribute(ATTRIBUTE_MINOR, device)?;
     if architecture < LEAST_ARCHITECTURE {
         return Ok(());
+        // Without kernels of ours, `deterministic` leaves MLX's row by row.
     }
     driver.use_device(device)?;
     let processors = driver.attribute(ATTRIBUTE_PROCESSORS, device)?.max(1) as u32;
@@ -136,6 +140,7 @@ fn install(table: &mut BackendOps, _settings: &mlxcel_backend_mlx::KernelSetting
         processors,
         starts_early: architecture >= EARLY_START_ARCHITECTURE,
         most_shared_bytes: (shared_bytes - FIXED_SHARED_BYTES).max(0) as u32,
+        keeps_rows_apart: settings.deterministic,
         scratch: (0, 0),
         expanded: (0, 0),
         kept: vec![(counters, bytes)],

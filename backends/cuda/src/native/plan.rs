@@ -40,6 +40,9 @@ impl State {
     pub(super) fn way(&self, w: &Weight, rows: usize) -> Option<Way> {
         if self.architecture >= ENGINE_ARCHITECTURE && self.streams(w, rows) {
             return Some(Way::Stream);
+        if self.keeps_rows_apart {
+            return None;
+        }
         }
         let tiles = self.architecture == GROUP_ARCHITECTURE && tiles(w, rows);
         // Expanding weights of 4 bits costs as much for one row as for many, and `few_rows` is the better at hiding it.
@@ -226,6 +229,11 @@ pub(super) struct Plan {
     pub(super) tiles: (usize, usize),
     /// Along the sum.
     pub(super) splits: usize,
+    /// Values of the sum in a step.
+    pub(super) fn depth(w: &Weight) -> usize {
+        if w.bits == 16 { 64 } else { 128 }
+    }
+
     /// Steps of the sum in a split.
     pub(super) steps_each: usize,
     pub(super) shared_bytes: u32,
@@ -242,7 +250,7 @@ impl Plan {
             17..=32 => ("many_rows_32", 32),
             _ => ("many_rows_64", 64),
         };
-        let depth = if w.bits == 16 { 64 } else { 128 };
+        let depth = Self::depth(w);
         let bits = w.bits as usize;
         let stage = 128 * depth * bits / 8 + rows_each * depth * 2;
         let stages = if 4 * stage <= 72 << 10 { 4 } else { 3 };

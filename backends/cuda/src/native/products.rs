@@ -174,6 +174,12 @@ pub(super) fn quantized(
     if words.shape().len() != 2 {
         return Ok(None);
     }
+    if state.keeps_rows_apart {
+        return match state.takes_apart(&w) {
+            true => apart(&device, state, &x, &w, m).map(Some),
+            false => Ok(None),
+        };
+    }
     if state.way(&w, m).is_none() && (m > MOST_ROWS || !has_room(state, &w, m)) {
         state.flush(&device)?;
         return through_expansion(device, state, args.x, &w, x.dtype);
@@ -226,7 +232,11 @@ pub(super) fn plain(
         return Ok(None);
     };
     let m = x.len() / w.columns;
-    let takes = state.way(&w, m).is_some() || (m <= MOST_ROWS_PLAIN && has_room(state, &w, m));
+    if state.takes_apart(&w) && x.shape().len() >= 2 {
+        return apart(&device, state, &x, &w, m).map(Some);
+    }
+    let takes = !state.keeps_rows_apart
+        && (state.way(&w, m).is_some() || (m <= MOST_ROWS_PLAIN && has_room(state, &w, m)));
     if x.shape().len() < 2 || !takes {
         return Ok(None);
     }
@@ -236,6 +246,14 @@ pub(super) fn plain(
 /// Whether the device has the shared memory that the kernel for so many rows takes.
 fn has_room(state: &State, w: &Weight, m: usize) -> bool {
     Plan::of(w, m, state.processors).shared_bytes <= state.most_shared_bytes
+}
+
+/// A product whose rows do not depend on each other.
+fn apart(device: &Device<'_>, state: &mut State, x: &View, w: &Weight, m: usize) -> Result<Tensor> {
+    state.flush(device)?;
+    let (t, out) = state.output(device, x.dtype, &with_last(x.shape(), w.rows))?;
+    state.multiply_apart(w, (x.data as usize, m, x.dtype), out)?;
+    Ok(t)
 }
 
 fn multiply(
@@ -387,6 +405,8 @@ fn chosen(
 ) -> Result<Option<Tensor>> {
     /// Beyond these, products of the same expert should share its weight.
     const MOST_PAIRS: usize = 512;
+    /// Blocks along the second dimension of a launch.
+    const MOST_BLOCKS: usize = 65_535;
     let (x, _) = device.view(args.x)?;
     if args.transpose != 1
         || args.rhs_indices.is_none()
@@ -398,7 +418,12 @@ fn chosen(
     let (lhs, _) = device.view(args.lhs_indices)?;
     let rank = x.shape().len();
     let is_one_row = rank >= 2 && x.shape().get(rank - 2) == Some(&1);
-    if !is_one_row || lhs.len() > MOST_PAIRS {
+    let most_pairs = if state.keeps_rows_apart {
+        MOST_BLOCKS
+    } else {
+        MOST_PAIRS
+    };
+    if !is_one_row || lhs.len() > most_pairs {
         return Ok(None);
     }
     let Some((w, words)) = weight(&device, state, &args.w, x.dtype)? else {

@@ -83,16 +83,17 @@ fn choose(device: Device<'_>, state: &mut State, args: &SampleArgs) -> Result<Op
     let (t, out) = state.output(&device, DType::U32, &[rows])?;
     let arguments = arguments.wide(out).int(columns);
     let text = Text::Sample { is_full };
-    let (name, blocks) = kernel(rows as u32, state.architecture);
+    let (name, blocks) = kernel(rows as u32, state.architecture, state.keeps_rows_apart);
     let shape = Shape::line(blocks, 1024);
     // SAFETY: as many blocks a row of `columns` logits as the kernel has; the others have a number for each row.
     unsafe { state.launch(text, logits.dtype, name, &shape, 0, arguments) }?;
     Ok(Some(t))
 }
 
-/// The kernel for so many rows, and its blocks.
-fn kernel(rows: u32, architecture: i32) -> (&'static str, u32) {
-    if architecture >= ENGINE_ARCHITECTURE && rows <= MOST_SHARED_ROWS {
+/// The kernel for so many rows, and its blocks; the same one for any number where a row's sums may not depend on it.
+fn kernel(rows: u32, architecture: i32, keeps_rows_apart: bool) -> (&'static str, u32) {
+    let pays = rows <= MOST_SHARED_ROWS || keeps_rows_apart;
+    if architecture >= ENGINE_ARCHITECTURE && pays {
         ("sample_rows_8", SHARING_BLOCKS * rows)
     } else {
         ("sample_rows", rows)
@@ -105,9 +106,11 @@ mod tests {
 
     #[test]
     fn blocks_share_rows_where_there_are_clusters_and_few_rows() {
-        assert_eq!(kernel(1, 90), ("sample_rows_8", 8));
-        assert_eq!(kernel(32, 90), ("sample_rows_8", 256));
-        assert_eq!(kernel(33, 90), ("sample_rows", 33));
-        assert_eq!(kernel(1, 80), ("sample_rows", 1));
+        assert_eq!(kernel(1, 90, false), ("sample_rows_8", 8));
+        assert_eq!(kernel(32, 90, false), ("sample_rows_8", 256));
+        assert_eq!(kernel(33, 90, false), ("sample_rows", 33));
+        assert_eq!(kernel(33, 90, true), ("sample_rows_8", 264));
+        assert_eq!(kernel(1, 80, false), ("sample_rows", 1));
+        assert_eq!(kernel(33, 80, true), ("sample_rows", 33));
     }
 }

@@ -44,6 +44,12 @@ impl<'a> Split<'a> {
                 reason: "the ranks have to know the tokens of a step",
             });
         }
+        if options.deterministic {
+            return Err(EngineError::NotWithRanks {
+                option: "--deterministic",
+                reason: "the order of sums over ranks follows the number of rows",
+            });
+        }
         if options.prefix.disk.is_some() {
             return Err(EngineError::NotWithRanks {
                 option: "a folder for the prefix cache",

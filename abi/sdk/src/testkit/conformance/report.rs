@@ -62,7 +62,8 @@ pub struct Outcome {
     pub slot: &'static str,
     /// What went wrong, when it did.
     pub failure: Option<String>,
-    /// The largest distance from the reference, as a share of the allowed one; 0 where none is measured.
+    /// The largest distance from the reference, as a share of the allowed one; 0 where none is measured, no number where the backend
+    /// refused what it may refuse.
     pub worst: f64,
 }
 

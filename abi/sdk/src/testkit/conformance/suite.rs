@@ -134,6 +134,20 @@ impl Suite<'_> {
         }
     }
 
+    /// As [`Suite::holds`], for what a backend may refuse: false says that it did.
+    pub(super) fn holds_or_is_refused(
+        &mut self,
+        slot: &'static str,
+        case: impl Into<String>,
+        property: impl FnOnce(&Backend) -> core::result::Result<bool, String>,
+    ) {
+        if self.values {
+            self.record(slot, case.into(), |subject| {
+                property(subject).map(|held| if held { 0.0 } else { f64::NAN })
+            });
+        }
+    }
+
     /// Runs one case where it is chosen, and checks that it leaves no handle behind.
     fn record(
         &mut self,
