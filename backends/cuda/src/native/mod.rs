@@ -76,9 +76,9 @@ pub(crate) struct State {
     /// Multiprocessors.
     processors: u32,
     starts_early: bool,
-    /// Shared memory that a block can be given.
     /// Whether no row's result may depend on how many others there are.
     keeps_rows_apart: bool,
+    /// Shared memory that a block can be given.
     most_shared_bytes: u32,
     /// Partial sums of a launch: address and size.
     scratch: (usize, usize),
@@ -109,8 +109,8 @@ fn install(table: &mut BackendOps, settings: &mlxcel_backend_mlx::KernelSettings
     let architecture = 10 * driver.attribute(ATTRIBUTE_MAJOR, device)?
         + driver.attribute(ATTRIBUTE_MINOR, device)?;
     if architecture < LEAST_ARCHITECTURE {
-        return Ok(());
         // Without kernels of ours, `deterministic` leaves MLX's row by row.
+        return Ok(());
     }
     driver.use_device(device)?;
     let processors = driver.attribute(ATTRIBUTE_PROCESSORS, device)?.max(1) as u32;
@@ -139,8 +139,8 @@ fn install(table: &mut BackendOps, settings: &mlxcel_backend_mlx::KernelSettings
         architecture,
         processors,
         starts_early: architecture >= EARLY_START_ARCHITECTURE,
-        most_shared_bytes: (shared_bytes - FIXED_SHARED_BYTES).max(0) as u32,
         keeps_rows_apart: settings.deterministic,
+        most_shared_bytes: (shared_bytes - FIXED_SHARED_BYTES).max(0) as u32,
         scratch: (0, 0),
         expanded: (0, 0),
         kept: vec![(counters, bytes)],

@@ -38,11 +38,11 @@ pub(super) enum Way {
 impl State {
     /// The kernel for `rows` rows of x, or none of these.
     pub(super) fn way(&self, w: &Weight, rows: usize) -> Option<Way> {
-        if self.architecture >= ENGINE_ARCHITECTURE && self.streams(w, rows) {
-            return Some(Way::Stream);
         if self.keeps_rows_apart {
             return None;
         }
+        if self.architecture >= ENGINE_ARCHITECTURE && self.streams(w, rows) {
+            return Some(Way::Stream);
         }
         let tiles = self.architecture == GROUP_ARCHITECTURE && tiles(w, rows);
         // Expanding weights of 4 bits costs as much for one row as for many, and `few_rows` is the better at hiding it.
@@ -229,17 +229,17 @@ pub(super) struct Plan {
     pub(super) tiles: (usize, usize),
     /// Along the sum.
     pub(super) splits: usize,
-    /// Values of the sum in a step.
-    pub(super) fn depth(w: &Weight) -> usize {
-        if w.bits == 16 { 64 } else { 128 }
-    }
-
     /// Steps of the sum in a split.
     pub(super) steps_each: usize,
     pub(super) shared_bytes: u32,
 }
 
 impl Plan {
+    /// Values of the sum in a step.
+    pub(super) fn depth(w: &Weight) -> usize {
+        if w.bits == 16 { 64 } else { 128 }
+    }
+
     /// Enough blocks to fill the device, but each with several steps.
     pub(super) fn of(w: &Weight, m: usize, processors: u32) -> Self {
         const LEAST_STEPS: usize = 4;

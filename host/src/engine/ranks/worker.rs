@@ -143,10 +143,10 @@ fn load(setup: &Setup, loader: &Loader) -> Result<Runner, String> {
             .ok_or_else(|| unknown("cache type", &setup.kv_type))?,
         precision: match setup.precision.as_str() {
             "" => None,
-        // Refused where there are ranks.
-        deterministic: false,
             name => Some(Precision::from_name(name).ok_or_else(|| unknown("precision", name))?),
         },
+        // Refused where there are ranks.
+        deterministic: false,
         threads: setup.threads,
         context_tokens: setup.context_tokens,
         device: setup.device.clone(),
