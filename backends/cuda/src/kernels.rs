@@ -58,6 +58,11 @@ pub(crate) enum Text {
         /// Rows come in groups, each for one matrix of a stack.
         is_grouped: bool,
     },
+    /// Products of several rows with small weights of 4 bits, by clusters of blocks that share the sum.
+    Clustered {
+        /// As above.
+        group_size: u32,
+    },
     /// Products of few rows with chosen matrices of a stack.
     Experts {
         /// As above.
@@ -125,6 +130,7 @@ impl Text {
                 include_str!("kernels/pairs.cu"),
                 include_str!("kernels/experts_streamed.cu"),
             ],
+            Self::Clustered { .. } => &[FEW, CLUSTER, RAW, include_str!("kernels/clustered.cu")],
             Self::Router { .. } => &[
                 FEW,
                 CLUSTER,
@@ -165,6 +171,10 @@ impl Text {
         match self {
             Self::Product { bits, group_size } | Self::Experts { bits, group_size } => {
                 defines.push(format!("WEIGHT_BITS={bits}"));
+                defines.push(format!("GROUP_SIZE={group_size}"));
+            }
+            Self::Clustered { group_size } => {
+                defines.push("WEIGHT_BITS=4".to_owned());
                 defines.push(format!("GROUP_SIZE={group_size}"));
             }
             Self::Router { bits, group_size } => {
@@ -319,6 +329,7 @@ mod tests {
             [(4, 64), (8, 32), (16, 64)]
                 .map(|(bits, group_size)| Text::Router { bits, group_size }),
         );
+        texts.extend([64, 128].map(|group_size| Text::Clustered { group_size }));
         for (bits, group_size) in [(4, 64), (4, 128), (8, 64), (16, 64)] {
             texts.push(Text::Streamed {
                 bits,

@@ -127,7 +127,7 @@ fn common_way(state: &State, weights: &[Weight], rows: usize) -> Option<Way> {
     let way = state.way(weights.first()?, rows)?;
     let fits = weights
         .iter()
-        .all(|w| state.way(w, rows) == Some(way) && (way == Way::Stream || w.columns <= SHORT_ROW));
+        .all(|w| state.way(w, rows) == Some(way) && (way != Way::Few || w.columns <= SHORT_ROW));
     (fits && way != Way::Tiles).then_some(way)
 }
 
@@ -202,7 +202,10 @@ fn projections(
     let form = |w: &Weight| (w.bits, w.group_size);
     let one = weights.iter().all(|w| form(w) == form(&first));
     let way = one.then(|| common_way(state, &weights, rows)).flatten();
-    if let Some(way) = way
+    // Clusters norm after the product, where x may be too large for f16.
+    let norms = way != Some(Way::Clusters) || args.norm.normed != 1 || x.dtype == DType::BF16;
+    if norms
+        && let Some(way) = way
         && let Some(around) = around(&device, state, &x, &args.norm, args.residual, first.rows)?
     {
         let mut made = Vec::with_capacity(weights.len());
@@ -345,6 +348,7 @@ fn feed_forward(
     );
     if one
         && let (Some(wide), Some(narrow)) = ways
+        && wide != Way::Clusters
         && let Some(first) = around(&device, state, &x, &args.norm, Tensor::NONE, gate.rows)?
         && let Some(last) = around(
             &device,

@@ -6,6 +6,7 @@
 
 mod apart;
 mod attention;
+mod clustered;
 mod decode;
 mod fused;
 mod grouped;

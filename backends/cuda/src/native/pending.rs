@@ -260,7 +260,8 @@ impl State {
         let [(gate, gate_out), (up, up_out)] = products.items.as_slice() else {
             return Ok(false);
         };
-        if [*gate_out, *up_out] != inputs || gate.rows != up.rows || products.way == Way::Tiles {
+        let can_gate = !matches!(products.way, Way::Tiles | Way::Clusters);
+        if [*gate_out, *up_out] != inputs || gate.rows != up.rows || !can_gate {
             return Ok(false);
         }
         let Pending::Products(mut products) = core::mem::take(&mut self.pending) else {

@@ -33,6 +33,8 @@ pub(super) enum Way {
     Few,
     /// `tiled`.
     Tiles,
+    /// `clustered`.
+    Clusters,
 }
 
 impl State {
@@ -43,6 +45,9 @@ impl State {
         }
         if self.architecture >= ENGINE_ARCHITECTURE && self.streams(w, rows) {
             return Some(Way::Stream);
+        }
+        if self.clusters(w, rows) {
+            return Some(Way::Clusters);
         }
         let tiles = self.architecture == GROUP_ARCHITECTURE && tiles(w, rows);
         // Expanding weights of 4 bits costs as much for one row as for many, and `few_rows` is the better at hiding it.

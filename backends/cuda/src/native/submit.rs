@@ -81,6 +81,7 @@ impl State {
     ) -> Result<()> {
         match way {
             Way::Few => self.submit_few(x, products, gated, around),
+            Way::Clusters => self.submit_clustered(x, products, around),
             _ => self.submit_stream(x, products, gated, around),
         }
     }

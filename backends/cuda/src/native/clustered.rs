@@ -1,0 +1,118 @@
+//! Products of several rows with small weights, by clusters of blocks that share the sum.
+
+use mlxcel_abi::{DType, Result};
+
+use super::State;
+use super::products::Weight;
+use super::submit::{Around, weights};
+use crate::driver::{Arguments, Shape};
+use crate::kernels::{ENGINE_ARCHITECTURE, Text};
+
+/// Blocks of a cluster, each with such a part of K, in pieces of so many values.
+const BLOCKS: usize = 8;
+const PIECE: usize = 256;
+/// Most columns: what of x a block has in shared memory.
+const MOST_COLUMNS: usize = 8192;
+/// Rows of the weight in a tile, and most tiles: beyond them there is enough work without sharing sums.
+const TILE_ROWS: usize = 128;
+const MOST_TILES: usize = 32;
+/// Rows of x that the kernels are compiled for.
+const ROWS: [(usize, &str); 3] = [
+    (8, "clustered_8"),
+    (16, "clustered_16"),
+    (32, "clustered_32"),
+];
+
+fn name_of(rows: usize) -> Option<(usize, &'static str)> {
+    ROWS.into_iter().find(|(most, _)| rows <= *most)
+}
+
+/// Whether the kernels take the weight for so many rows.
+fn fits(w: &Weight, rows: usize) -> bool {
+    w.bits == 4
+        && matches!(w.group_size, 64 | 128)
+        && w.columns.is_multiple_of(BLOCKS * PIECE)
+        && w.columns <= MOST_COLUMNS
+        && w.rows.div_ceil(TILE_ROWS) <= MOST_TILES
+        && (w.scales | w.biases).is_multiple_of(16)
+        && name_of(rows).is_some()
+}
+
+/// As the kernel lays out its shared memory.
+fn shared_bytes(w: &Weight, rows: usize, is_f16: bool) -> usize {
+    let (slice, float) = (w.columns / BLOCKS, size_of::<f32>());
+    let groups = slice / w.group_size as usize;
+    let sums = groups * float * if is_f16 { 2 } else { 1 };
+    rows * (2 * slice + sums + TILE_ROWS * float + float)
+}
+
+impl State {
+    /// Whether `submit_clustered` makes a product.
+    pub(super) fn clusters(&self, w: &Weight, rows: usize) -> bool {
+        self.architecture >= ENGINE_ARCHITECTURE && fits(w, rows)
+    }
+
+    /// Products of one input, which is not normed in f16: norms are made after the product, where x may be too large for it.
+    pub(super) fn submit_clustered(
+        &mut self,
+        (x, rows, dtype): (usize, usize, DType),
+        products: &[(Weight, usize)],
+        around: Around,
+    ) -> Result<()> {
+        let (Some((first, _)), Some((most_rows, name))) = (products.first(), name_of(rows)) else {
+            return Ok(());
+        };
+        let (record, tiles) = weights(products, TILE_ROWS);
+        let arguments = Arguments::new()
+            .record(&record)
+            .wide(x)
+            .int(first.columns as i32)
+            .int(rows as i32)
+            .record(&around.words());
+        let shape = Shape {
+            grid: [tiles * BLOCKS as u32, 1, 1],
+            threads: 256,
+            shared_bytes: shared_bytes(first, most_rows, dtype == DType::F16) as u32,
+        };
+        let text = Text::Clustered {
+            group_size: first.group_size,
+        };
+        let most = self.most_shared_bytes;
+        // SAFETY: each weight has its rows of k values, x `rows` of k, the results as many columns as weights have rows; what is
+        // around the products is as long as their rows.
+        unsafe { self.launch(text, dtype, name, &shape, most, arguments) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn weight(rows: usize, columns: usize) -> Weight {
+        Weight {
+            words: 0,
+            scales: 0,
+            biases: 0,
+            bits: 4,
+            group_size: 64,
+            rows,
+            columns,
+        }
+    }
+
+    #[test]
+    fn small_weights_of_several_rows_are_shared() {
+        assert!(fits(&weight(4096, 2048), 32) && fits(&weight(512, 4096), 5));
+        assert!(!fits(&weight(4096, 2048), 33), "too many rows");
+        assert!(!fits(&weight(14336, 4096), 32), "enough tiles");
+        assert!(!fits(&weight(4096, 768), 32), "no piece for every block");
+        for columns in [2048, 4096, 8192] {
+            for (rows, _) in ROWS {
+                for is_f16 in [false, true] {
+                    let bytes = shared_bytes(&weight(128, columns), rows, is_f16);
+                    assert!(bytes <= 100 << 10, "{columns} {rows} {bytes}");
+                }
+            }
+        }
+    }
+}
