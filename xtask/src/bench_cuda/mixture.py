@@ -294,11 +294,19 @@ def routers(cuda, variants, table):
 class Dense:
     """Products of one input, in the kernels for several rows."""
 
+    kept = []
+
     def __init__(self, cuda, ns, k):
         self.k, self.weights = k, [Weight(cuda, n, k) for n in ns]
         maps = [cuda.tensor_map(2, w.words.data_ptr(), w.n, k // 8, k // 2, 128, 32, True) for w in self.weights]
         self.maps = [torch.frombuffer(bytearray(m), dtype=torch.uint8).to(DEVICE) for m in maps]
         self.bytes = sum(w.bytes for w in self.weights)
+
+    def of_sums(self):
+        """Parts of sums, and counters that are zero whenever nothing runs."""
+        if not Dense.kept:
+            Dense.kept = [torch.zeros(1 << 24, device=DEVICE), torch.zeros(1 << 16, device=DEVICE, dtype=torch.int32)]
+        return [t.data_ptr() for t in Dense.kept]
 
     def record(self, each, words, outs):
         starts, tiles = [2**31 - 1] * 3, 0
@@ -339,7 +347,7 @@ class Dense:
             x_map = cuda.tensor_map(1, x.data_ptr(), rows, self.k, 2 * self.k, columns, 64, True)
             calls.append(Call(cuda, variant.function(("tiled",), f"tiled_{columns}", cuda.most_shared), (blocks, 1, 1), 288,
                               min(12, TILE_BYTES // stage) * (stage + 16),
-                              [record, x_map, SCRATCH.data_ptr(), COUNTERS.data_ptr(), self.k, rows, tiles, 0]))
+                              [record, x_map, *self.of_sums(), self.k, rows, tiles, 0]))
         if residual is not None:
             pairs = residual.numel() // 2
             calls.append(Call(cuda, variant.function(("rows",), "combine"), (min(4096, -(-pairs // 256)), 1, 1), 256, 0,
@@ -349,9 +357,6 @@ class Dense:
 
 def dense(cuda, variants, table):
     """Queries, keys and values with their norm, and the output with its sum."""
-    global SCRATCH, COUNTERS
-    SCRATCH = torch.zeros(1 << 24, device=DEVICE)
-    COUNTERS = torch.zeros(1 << 16, device=DEVICE, dtype=torch.int32)
     for name, ns, k in (("qkv", [4096, 512, 512], HIDDEN), ("o", [HIDDEN], 4096), ("qkv of 8B", [4096, 1024, 1024], 4096), ("o of 8B", [4096], 4096)):
         sets = [Dense(cuda, ns, k) for _ in range(max(2, min(48, COLD_BYTES // (sum(ns) * k * 9 // 16))))]
         for rows in (8, 16, 32):
@@ -389,28 +394,40 @@ def heads(cuda, variants, table):
 
 
 def layers(cuda, variants, table):
-    """Whole layers in their order, one stream."""
-    count = 6
-    at = Attention(1, 128, HEADS, KV_HEADS, WIDTH, count, is_normed=True)
-    mix, routed = Experts(cuda, 1, count), Routed(cuda, 1)
-    weights = [[[Weight(cuda, n, k) for n in ns] for ns, k in (([4096, 512, 512], HIDDEN), ([HIDDEN], 4096))] for _ in range(count)]
-    norm, x = random(HIDDEN), random(1, HIDDEN)
-    mix.x, mix.residual = routed.normed, routed.x
-    size = sum(w.bytes for group in weights[0] for w in group) + mix.bytes(3 * INNER, HIDDEN) + routed.w.bytes
-    for variant in variants:
-        ways = [("of before", at.apart, routed.apart, [mix.single_gated, mix.single_summed])]
-        if variant.has("router.cu"):
-            ways += [("", at.together, routed.together, [mix.apart_gated, mix.apart_summed])]
-        for name, attend, route, makers in ways:
-            calls = []
-            for i, (qkv, o) in enumerate(weights):
-                calls.append(stream_call(cuda, variant, qkv, x, [at.q, at.k, at.v], norm))
-                calls += attend(cuda, variant, i)
-                calls.append(stream_call(cuda, variant, o, at.out, [routed.x], residual=x))
-                calls += route(cuda, variant)
-                for make in makers:
-                    calls += make(cuda, variant, mix.choices[i])
-            table.add(f"layer, 1 row, 128 keys {name}", variant, microseconds(calls * 4) / (4 * count), size, 0.0)
+    """Whole layers in their order, as a step has them and with the kernels of before."""
+    for rows, count in ((1, 6), (8, 6), (32, 4)):
+        at = Attention(rows, 128, HEADS, KV_HEADS, WIDTH, count, is_normed=True)
+        mix, routed = Experts(cuda, rows, count), Routed(cuda, rows)
+        weights = [[Dense(cuda, [4096, 512, 512], HIDDEN), Dense(cuda, [HIDDEN], 4096)] for _ in range(count)]
+        norm, x, normed_x, made = random(HIDDEN), random(rows, HIDDEN), random(rows, HIDDEN), [random(rows, HIDDEN)]
+        mix.x, mix.residual = routed.normed, routed.x
+        size = sum(w.bytes for w in weights[0]) + mix.bytes(3 * INNER, HIDDEN) + routed.w.bytes
+        outs = [at.q, at.k, at.v]
+        for variant in variants:
+            if rows == 1:
+                def products(qkv, o, _):
+                    return ([stream_call(cuda, variant, qkv.weights, x, outs, norm)],
+                            [stream_call(cuda, variant, o.weights, at.out, [routed.x], residual=x)])
+            else:
+                def products(qkv, o, is_new):
+                    if is_new:
+                        return qkv.clustered(cuda, variant, x, outs, norm, None), o.clustered(cuda, variant, at.out, [routed.x], None, x)
+                    return (qkv.before(cuda, variant, x, outs, norm, None, normed_x, made),
+                            o.before(cuda, variant, at.out, [routed.x], None, x, normed_x, made))
+            ways = mix.ways(variant)
+            names = [("before", "grouped" if rows > 8 else "single"), ("apart", "apart"), ("flow", "flow")]
+            for name, way in names:
+                if way not in ways or (name != "before" and not variant.has("clustered.cu")):
+                    continue
+                is_new, calls = name != "before", []
+                for i, (qkv, o) in enumerate(weights):
+                    first, second = products(qkv, o, is_new)
+                    calls += first + (at.together if is_new and rows != 8 else at.apart)(cuda, variant, i) + second
+                    calls += (routed.together if is_new or rows > 4 else routed.apart)(cuda, variant)
+                    calls += [c for make in ways[way] for c in make(cuda, variant, mix.choices[i])]
+                run(calls)
+                table.add(f"layer, {rows} rows x 128 keys {name}", variant, microseconds(calls * 4) / (4 * count), size, 0.0)
+        del at, mix, weights
 
 
 if __name__ == "__main__":
