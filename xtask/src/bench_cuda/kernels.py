@@ -226,7 +226,7 @@ class Weight:
         self.biases = (self.scales.float() * -(6 + 3 * torch.rand(n, groups, device=DEVICE))).bfloat16()
         self.bytes = n * k // 2 + 4 * n * groups
         maps = cuda.tensor_map(2, self.words.data_ptr(), n, k // 8, k // 2, 8, 32, True)
-        for t in (self.scales, self.biases):
+        for t in (self.scales, self.biases) if groups % 8 == 0 else ():
             maps += cuda.tensor_map(1, t.data_ptr(), n, groups, 2 * groups, 8, GROUPS, False)
         self.maps = torch.frombuffer(bytearray(maps), dtype=torch.uint8).to(DEVICE)
 

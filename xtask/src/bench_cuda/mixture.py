@@ -260,7 +260,7 @@ class Routed:
         tensors = (self.w.words, self.w.scales, self.w.biases, self.x, self.added, self.total, self.normed, self.logits, self.experts,
                    self.weights, self.norm)
         record = struct.pack("12Qfi6i", *[t.data_ptr() for t in tensors], 0, EPS, 2, self.rows, EXPERTS, HIDDEN, CHOSEN, 1, 0)
-        return [Call(cuda, variant.function(("router",), "router_4", cuda.most_shared), (8, -(-self.rows // 8), 1), 256,
+        return [Call(cuda, variant.function(("router",), "router_4", 8 * (2 * 8192 + 16)), (8, -(-self.rows // 8), 1), 256,
                      min(8, self.rows) * (2 * HIDDEN + 16), [record])]
 
     def check(self, calls):

@@ -141,8 +141,8 @@ impl Mixture {
     ) -> Result<()> {
         let [first, second] = stacks;
         let maps = [
-            state.maps_of(&first.whole, Reader::Stream)?,
-            state.maps_of(&second.whole, Reader::Stream)?,
+            state.maps_of(&first.whole, Reader::Flow)?,
+            state.maps_of(&second.whole, Reader::Flow)?,
         ];
         let is_gated = x == self.x;
         let pair = |low: usize, high: usize| low as u64 | (high as u64) << 32;

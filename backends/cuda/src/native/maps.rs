@@ -24,6 +24,8 @@ pub(super) const STREAM_GROUPS: usize = 8;
 pub(super) enum Reader {
     Stream,
     Tiles,
+    /// `flow`, which reads scales and biases without maps.
+    Flow,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -98,6 +100,7 @@ impl State {
         }
         let tilings = match reader {
             Reader::Tiles => vec![weight.values(64 * TILE_TEAMS as u32)],
+            Reader::Flow => vec![weight.values(STREAM_TILE_ROWS)],
             Reader::Stream if weight.bits == 16 => vec![weight.values(STREAM_TILE_ROWS)],
             Reader::Stream => vec![
                 weight.values(STREAM_TILE_ROWS),

@@ -191,7 +191,8 @@ impl State {
             // Rows, apart from each other by 16 bytes.
             shared_bytes: (router.rows.min(CLUSTER) * (2 * w.columns + 16)) as u32,
         };
-        let most = self.most_shared_bytes;
+        // Beside what the kernel has fixed, which is more than others have.
+        let most = (CLUSTER * (2 * MOST_COLUMNS as usize + 16)) as u32;
         let text = Text::Router {
             bits: w.bits,
             group_size: w.group_size,
