@@ -1,5 +1,6 @@
 //! Runs packed steps of a loaded model. Lives on the engine thread.
 
+mod choices;
 mod chosen;
 mod disk;
 mod encode;
@@ -24,6 +25,7 @@ use super::ranks::Ranks;
 use super::sequence::Sequence;
 use super::state_slots::StateSlots;
 use super::states::StatePool;
+use choices::Choices;
 use chosen::Chooser;
 use disk::PendingList;
 
@@ -45,6 +47,8 @@ pub struct Runner {
     cross: CrossPool,
     chooser: Chooser,
     looks_ahead: bool,
+    /// Steps whose tokens all ranks choose.
+    choices: Choices,
     model: Model,
     desc: ModelDesc,
     pages: PageAllocator,
@@ -103,6 +107,7 @@ impl Runner {
             context_tokens,
             compute_dtype,
             ranks: None,
+            choices: Choices::default(),
         }
     }
 

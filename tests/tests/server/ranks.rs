@@ -145,7 +145,6 @@ fn what_cannot_be_split_is_refused_by_name() {
     let gqa = ("llama", "llama-gqa");
     insta::assert_snapshot!(refused(gqa, "3", &[]), @"error: --tensor-parallel 3: llama cannot be split: layer 0 has 2 key and value heads, which have to divide by the ranks, or the ranks by them");
     insta::assert_snapshot!(refused(("llama", "mixtral"), "2", &[]), @"error: --tensor-parallel 2: mixtral cannot be split: its family runs it whole only (`mlxcel arch --json` says which can be split)");
-    insta::assert_snapshot!(refused(gqa, "2", &["--lookahead", "on"]), @"error: --tensor-parallel does not go with --lookahead on: the ranks have to know the tokens of a step");
     // Groups of 64 among 64 inputs.
     let groups = refused(("llama", "mlx-6bit-g64"), "2", &[]);
     assert!(
@@ -285,6 +284,53 @@ fn many_requests_at_once_get_what_the_whole_model_answers_alone() {
     assert_eq!(wide.metric("mlxcel_batch_preemptions_total"), 0.0);
     assert!(narrow.metric("mlxcel_batch_preemptions_total") > 0.0);
     for split in [wide, narrow] {
+        assert_eq!(end(split, Signal::TERM), Some(0));
+    }
+}
+
+/// Text alone, of tokens that every rank chooses for itself where the next step does not wait for them.
+fn text(server: &Server, (prompt, at): (&str, usize)) -> String {
+    // Some end by a text that only the tokens tell.
+    let stop: &[&str] = if at % 3 == 2 { &["e", "7"] } else { &[] };
+    let body = json!({
+        "prompt": prompt, "max_tokens": 8 + 3 * at, "seed": at, "temperature": (at % 2) as f64, "top_k": 40, "top_p": 0.9,
+        "ignore_eos": at % 3 != 2, "stop": stop,
+    });
+    let body = server.post("/v1/completions", &body).success();
+    body["choices"][0]["text"]
+        .as_str()
+        .expect("text")
+        .to_owned()
+}
+
+#[test]
+fn ranks_go_one_step_ahead_of_the_tokens_that_they_all_choose() {
+    let kind = ("llama", "llama-gqa");
+    let asked: Vec<(&str, usize)> = (1..PROMPT.len())
+        .step_by(3)
+        .enumerate()
+        .map(|(at, len)| (&PROMPT[..len], at))
+        .collect();
+    let whole = server(kind, "1");
+    let expected: Vec<String> = asked.iter().map(|one| text(&whole, *one)).collect();
+    assert!(expected.iter().any(|text| !text.is_empty()));
+    let five_pages = (5 * 32 * 2 * (8 + 8) * 4).to_string();
+    for (budget, lookahead) in [(ROOM, "on"), (&five_pages, "on"), (ROOM, "off")] {
+        let split = server_with(kind, "2", budget, &["--lookahead", lookahead]);
+        let together: Vec<String> = thread::scope(|scope| {
+            let asked = asked.iter().map(|one| scope.spawn(|| text(&split, *one)));
+            let asked: Vec<_> = asked.collect();
+            asked
+                .into_iter()
+                .map(|one| one.join().expect("answers"))
+                .collect()
+        });
+        assert_eq!(together, expected, "{lookahead}, {budget}");
+        let alone: Vec<String> = asked.iter().map(|one| text(&split, *one)).collect();
+        assert_eq!(alone, expected, "{lookahead}, {budget}");
+        // Logits of every step come to the host in between.
+        assert_same(&answer(&split, PROMPT), &answer(&whole, PROMPT));
+        assert_eq!(text(&split, asked[1]), expected[1]);
         assert_eq!(end(split, Signal::TERM), Some(0));
     }
 }

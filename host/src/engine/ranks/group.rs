@@ -11,11 +11,10 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
 
 use super::super::error::EngineError;
-use super::super::pack::PackedStep;
 use super::RANK_COMMAND;
 use super::failure::{Failure, LAST_WORD};
 use super::frame;
-use super::message::{Answer, Capacity, Order, Setup};
+use super::message::{Answer, Order, Setup, StepOrder};
 
 /// Variables of a process by name.
 pub type Environment = BTreeMap<String, String>;
@@ -114,7 +113,7 @@ impl Ranks {
     }
 
     /// Has the others run a step, which must run here next.
-    pub fn order(&mut self, step: &PackedStep, capacity: Capacity) -> Result<(), EngineError> {
+    pub fn order(&mut self, order: StepOrder) -> Result<(), EngineError> {
         if self.failure.reason().is_some() {
             return Err(self.ended());
         }
@@ -123,13 +122,8 @@ impl Ranks {
             self.failure.fail("a step never ended on rank 0".to_owned());
             return Err(self.ended());
         }
-        if !step.follows.is_empty() {
-            return Err(EngineError::Internal {
-                message: "a step was ordered of ranks before its tokens were known".to_owned(),
-            });
-        }
         self.is_ordered = true;
-        let order = Order::Step(Box::new(step.clone()), capacity);
+        let order = Order::Step(Box::new(order));
         for (index, link) in self.links.iter_mut().enumerate() {
             if let Err(error) = frame::write(link, &order) {
                 let rank = index + 1;
@@ -145,6 +139,19 @@ impl Ranks {
     /// ends all, unless the end of another rank is what caused it.
     pub fn end_step<T>(&mut self, outcome: Result<T, EngineError>) -> Result<T, EngineError> {
         let was_ordered = std::mem::take(&mut self.is_ordered);
+        self.end(outcome, was_ordered)
+    }
+
+    /// The same of a step that had been submitted: what it gave was waited for.
+    pub fn end_wait<T>(&mut self, outcome: Result<T, EngineError>) -> Result<T, EngineError> {
+        self.end(outcome, true)
+    }
+
+    fn end<T>(
+        &mut self,
+        outcome: Result<T, EngineError>,
+        was_ordered: bool,
+    ) -> Result<T, EngineError> {
         match outcome {
             Err(error) if was_ordered => {
                 let deadline = Instant::now() + LAST_WORD;

@@ -15,7 +15,7 @@ use std::path::PathBuf;
 
 pub use failure::Failure;
 pub use group::Ranks;
-pub use message::Capacity;
+pub use message::{Capacity, Draw, StepOrder, Told};
 pub use split::Split;
 pub use worker::rank_main;
 

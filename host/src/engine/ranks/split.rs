@@ -3,7 +3,6 @@
 use super::super::desc::ModelDesc;
 use super::super::detect::OpenedModel;
 use super::super::error::EngineError;
-use super::super::flight::Lookahead;
 use super::super::load::{LoadOptions, Precision};
 use super::super::part::Settled;
 use super::RankPlan;
@@ -36,12 +35,6 @@ impl<'a> Split<'a> {
                 reason:
                     "its family runs it whole only (`mlxcel arch --json` says which can be split)"
                         .to_owned(),
-            });
-        }
-        if options.lookahead == Lookahead::On {
-            return Err(EngineError::NotWithRanks {
-                option: "--lookahead on",
-                reason: "the ranks have to know the tokens of a step",
             });
         }
         if options.deterministic {

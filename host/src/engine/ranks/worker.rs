@@ -70,12 +70,10 @@ fn serve(
     let mut runner = load(&setup, &loader()?)?;
     frame::write(&mut link, &Answer::Ready).map_err(of_link)?;
     for order in orders {
-        let Order::Step(step, capacity) = order else {
+        let Order::Step(step) = order else {
             return Err("a second model was ordered".to_owned());
         };
-        runner
-            .follow(&step, capacity)
-            .map_err(|error| error.to_string())?;
+        runner.follow(&step).map_err(|error| error.to_string())?;
     }
     Ok(())
 }

@@ -5,7 +5,7 @@ use mlxcel_abi::kinds::binary;
 use crate::engine::error::EngineError;
 use crate::engine::pack::{PackedCross, PackedStep, Span, Wants, pack};
 use crate::engine::pool::{CrossArrays, StepArrays, StepKv};
-use crate::engine::ranks::Capacity;
+use crate::engine::ranks::{Capacity, Draw, StepOrder};
 use crate::plugin::{DType, DeviceTensor, StepInputs, Tensor};
 use crate::sampling::RowDraw;
 
@@ -86,7 +86,25 @@ impl Runner {
     ) -> Result<Submitted, EngineError> {
         let packed = pack(spans, PAGE_SIZE)?;
         let tokens = self.tokens(&packed, previous)?;
-        let logits = self.forward(&packed, &tokens)?;
+        let wants: Vec<Wants> = spans.iter().map(|span| span.wants).collect();
+        // Only what may be followed before it is read has to be chosen by all.
+        let draws = if waits {
+            Vec::new()
+        } else {
+            Draw::of_all(&wants)
+        };
+        let logits = self.forward(&packed, &tokens, draws)?;
+        self.choose(&packed, &wants, logits, waits)
+    }
+
+    /// Has the device choose the tokens after a step, and hands all of it to the device.
+    pub(super) fn choose(
+        &mut self,
+        packed: &PackedStep,
+        wants: &[Wants],
+        logits: DeviceTensor,
+        waits: bool,
+    ) -> Result<Submitted, EngineError> {
         let mut submitted = Submitted {
             logits: None,
             drawn: Vec::new(),
@@ -98,7 +116,7 @@ impl Runner {
         handles.extend(self.states.handles());
         if submitted.rows > 0 {
             self.check_logits(&logits, submitted.rows)?;
-            self.draw(spans, &logits, &mut submitted)?;
+            self.draw(wants, &logits, &mut submitted)?;
             submitted.logits = Some(logits);
         }
         let chosen = submitted.chosen.as_ref();
@@ -116,6 +134,19 @@ impl Runner {
 
     /// Waits for a step and gives what the spans that wanted something got, in order.
     pub fn finish(&mut self, step: Submitted) -> Result<Vec<Outcome>, EngineError> {
+        let outcomes = self.read_outcomes(step);
+        match &mut self.ranks {
+            // The others go on with tokens of their own.
+            Some(ranks) if self.choices.is_any_unread() => {
+                let outcomes = ranks.end_wait(outcomes)?;
+                self.choices.read(&outcomes);
+                Ok(outcomes)
+            }
+            _ => outcomes,
+        }
+    }
+
+    fn read_outcomes(&mut self, step: Submitted) -> Result<Vec<Outcome>, EngineError> {
         let mut outcomes: Vec<Option<Outcome>> = vec![None; step.rows];
         if let Some(chosen) = &step.chosen {
             let tokens = chosen.read(self.model.backend())?;
@@ -157,19 +188,12 @@ impl Runner {
 
     fn run_here(&mut self, step: &PackedStep) -> Result<Option<DeviceTensor>, EngineError> {
         let tokens = self.tokens(step, None)?;
-        let logits = self.forward(step, &tokens)?;
+        let logits = self.forward(step, &tokens, Vec::new())?;
         self.computed(step, logits)
     }
 
-    /// Runs a step that rank 0 ordered, on another rank. The logits, which are the same on all, are dropped.
-    pub fn follow(&mut self, step: &PackedStep, capacity: Capacity) -> Result<(), EngineError> {
-        let tokens = self.tokens(step, None)?;
-        let logits = self.forward_within(step, &tokens, capacity)?;
-        self.computed(step, logits).map(drop)
-    }
-
     /// Waits for a step, and gives its logits where it has any.
-    fn computed(
+    pub(super) fn computed(
         &self,
         step: &PackedStep,
         logits: DeviceTensor,
@@ -188,7 +212,7 @@ impl Runner {
     }
 
     /// The step's token ids: those that the host knows, and those that the step before will give.
-    fn tokens(
+    pub(super) fn tokens(
         &self,
         step: &PackedStep,
         previous: Option<&Submitted>,
@@ -235,6 +259,7 @@ impl Runner {
         &mut self,
         step: &PackedStep,
         tokens: &DeviceTensor,
+        draws: Vec<Draw>,
     ) -> Result<DeviceTensor, EngineError> {
         let pages = self.pages.capacity();
         let capacity = Capacity {
@@ -242,13 +267,22 @@ impl Runner {
             most_pages: pages + self.pages.available(),
         };
         if let Some(ranks) = &mut self.ranks {
-            ranks.order(step, capacity)?;
+            let is_chosen = !draws.is_empty();
+            ranks.order(StepOrder {
+                step: step.clone(),
+                capacity,
+                draws,
+                told: self.choices.tell(),
+            })?;
+            if is_chosen {
+                self.choices.ordered();
+            }
         }
         self.forward_within(step, tokens, capacity)
     }
 
     /// Has the family record a step over a pool of that size.
-    fn forward_within(
+    pub(super) fn forward_within(
         &mut self,
         step: &PackedStep,
         tokens: &DeviceTensor,
@@ -308,20 +342,17 @@ impl Runner {
     /// Has the device choose the tokens that it can, and sorts out what comes to the host.
     fn draw(
         &mut self,
-        spans: &[Span<'_>],
+        wants: &[Wants],
         logits: &DeviceTensor,
         submitted: &mut Submitted,
     ) -> Result<(), EngineError> {
-        let wants = spans
-            .iter()
-            .map(|span| span.wants)
-            .filter(|wants| *wants != Wants::Nothing);
+        let wants = wants.iter().filter(|wants| **wants != Wants::Nothing);
         let (mut drawn, mut draws, mut others) = (Vec::new(), Vec::new(), Vec::new());
         for (row, wants) in wants.enumerate() {
             match wants {
                 Wants::Token(draw) => {
                     drawn.push(row);
-                    draws.push(draw);
+                    draws.push(*draw);
                 }
                 _ => others.push(row),
             }
