@@ -28,6 +28,10 @@ const OUT_OF_MEMORY: c_int = 2;
 
 /// `CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES`.
 const MOST_SHARED_BYTES: c_int = 8;
+/// `CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES`.
+const OWN_SHARED_BYTES: c_int = 1;
+/// `CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN`.
+pub(crate) const BLOCK_SHARED_BYTES: c_int = 97;
 
 macro_rules! driver {
     ($($field:ident = $symbol:literal ( $($arg:ident : $ty:ty),* $(,)? );)*) => {
@@ -87,6 +91,8 @@ driver! {
     destroy_event = "cuEventDestroy_v2"(event: event::Event);
     load_module = "cuModuleLoadData"(out: *mut *mut c_void, image: *const c_void);
     get_function = "cuModuleGetFunction"(out: *mut Function, module: *mut c_void, name: *const c_char);
+    context_device = "cuCtxGetDevice"(out: *mut c_int);
+    function_attribute = "cuFuncGetAttribute"(out: *mut c_int, attribute: c_int, function: Function);
     set_function = "cuFuncSetAttribute"(function: Function, attribute: c_int, value: c_int);
     launch_kernel = "cuLaunchKernelEx"(config: *const launch::Config, function: Function, arguments: *mut *mut c_void, extra: *mut *mut c_void);
     new_stream = "cuStreamCreate"(out: *mut Stream, flags: c_uint);
@@ -380,7 +386,7 @@ impl Driver {
         Ok(module)
     }
 
-    /// A kernel by name, allowed to use `shared_bytes` of shared memory.
+    /// A kernel by name, allowed to be given `shared_bytes` of shared memory, or what its own leaves of the device's.
     pub(crate) fn function(
         &self,
         module: *mut c_void,
@@ -392,7 +398,12 @@ impl Driver {
         unsafe {
             self.get_function(&raw mut function, module, name.as_ptr())?;
             if shared_bytes > 0 {
-                self.set_function(function, MOST_SHARED_BYTES, shared_bytes as c_int)?;
+                let (mut device, mut own_bytes) = (0, 0);
+                self.context_device(&raw mut device)?;
+                self.function_attribute(&raw mut own_bytes, OWN_SHARED_BYTES, function)?;
+                let most = self.attribute(BLOCK_SHARED_BYTES, device)? - own_bytes;
+                let most = most.min(shared_bytes as c_int);
+                self.set_function(function, MOST_SHARED_BYTES, most)?;
             }
         }
         Ok(function)

@@ -80,12 +80,8 @@ impl Division {
             .unwrap_or((1, "decode_1"));
         let is_few = 8 * blocks <= processors;
         // Blocks come in rounds; one that is not full takes as long as one that is.
-        let is_full = 32 * blocks >= 31 * room * blocks.div_ceil(room);
-        let pays = match width {
-            64 => blocks <= room || is_full,
-            128 => is_few || is_full,
-            _ => false,
-        };
+        let is_full = blocks <= 2 * room && 32 * blocks >= 31 * room * blocks.div_ceil(room);
+        let pays = matches!(width, 64 | 128) && (blocks <= room || is_full);
         (pays && group <= MOST_HEADS).then(|| Self {
             name,
             cluster,
@@ -260,14 +256,14 @@ mod tests {
         for (sequences, expected) in [
             (1, Some(("decode_8", 1))),
             (2, Some(("decode_8", 1))),
-            (4, None),
-            (8, None),
-            (16, None),
-            (24, None),
+            (4, Some(("decode_8", 1))),
+            (8, Some(("decode_4", 1))),
+            (16, Some(("decode_2", 1))),
+            (24, Some(("decode_1", 1))),
             (32, Some(("decode_1", 1))),
             (48, None),
             (64, Some(("decode_1", 1))),
-            (96, Some(("decode_1", 1))),
+            (96, None),
         ] {
             assert_eq!(found(128, 8 * sequences, 512), expected, "{sequences}");
         }

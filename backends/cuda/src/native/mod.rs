@@ -38,7 +38,7 @@ use mlxcel_backend_mlx::native::View;
 use mlxcel_backend_mlx::stream::{self, Device};
 
 use crate::collectives::Peers;
-use crate::driver::{Arguments, Driver, Shape, Stream};
+use crate::driver::{Arguments, BLOCK_SHARED_BYTES, Driver, Shape, Stream};
 use crate::kernels::{Kernels, Text};
 use crate::memory::{self, Library, Pool};
 use crate::queue::{self, Queue};
@@ -53,8 +53,6 @@ const LEAST_ARCHITECTURE: i32 = 80;
 const EARLY_START_ARCHITECTURE: i32 = 90;
 /// `CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT` and the two parts of the compute capability.
 const ATTRIBUTE_PROCESSORS: i32 = 16;
-/// `CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN`.
-const ATTRIBUTE_SHARED_BYTES: i32 = 97;
 /// Left for what such kernels have in shared memory besides.
 const FIXED_SHARED_BYTES: i32 = 2048;
 const ATTRIBUTE_MAJOR: i32 = 75;
@@ -115,7 +113,7 @@ fn install(table: &mut BackendOps, settings: &mlxcel_backend_mlx::KernelSettings
     }
     driver.use_device(device)?;
     let processors = driver.attribute(ATTRIBUTE_PROCESSORS, device)?.max(1) as u32;
-    let shared_bytes = driver.attribute(ATTRIBUTE_SHARED_BYTES, device)?;
+    let shared_bytes = driver.attribute(BLOCK_SHARED_BYTES, device)?;
     let queue = Queue::open(driver, stream::stream()? as Stream)?;
     let library = Library {
         ctx: table.ctx as usize,

@@ -64,7 +64,7 @@ impl State {
             && w.columns.is_multiple_of(Stream::piece(w))
             && has_aligned_groups(w)
             && (rows == 1 || rows * w.columns * 2 <= STREAM_ROW_BYTES)
-            && Stream::shared_bytes(w, rows, true, Stream::most_stages(w)) <= self.most_shared_bytes
+            && Stream::shared_bytes(w, rows, true) <= self.most_shared_bytes
     }
 }
 
@@ -106,39 +106,27 @@ impl Stream {
     }
 
     /// Pieces that a warp has under way.
-    fn most_stages(w: &Weight) -> u32 {
+    fn stages(w: &Weight) -> u32 {
         if w.bits == 16 { 3 } else { 2 }
     }
 
     /// `tiles` of 16 rows of the weight, or of 8 of each of two.
     pub(super) fn of(w: &Weight, rows: usize, is_f16: bool, tiles: usize, processors: u32) -> Self {
-        /// Blocks with one piece a warp that find room on a multiprocessor.
-        const ONCE_EACH: usize = 4;
-        /// Shared memory of a multiprocessor, and what each block takes of it besides its own.
-        const PROCESSOR_BYTES: u32 = 228 << 10;
-        const BLOCK_BYTES: u32 = 1 << 10;
-        // A block for every tile and a piece for every warp: so little memory that the next product finds room beside it. All
-        // of them at once, since a second round would begin with nothing fetched.
-        let once_bytes = Self::shared_bytes(w, rows, is_f16, 1) + BLOCK_BYTES;
-        let at_once = ((PROCESSOR_BYTES / once_bytes) as usize).min(ONCE_EACH);
-        let is_once =
-            w.columns / Self::piece(w) <= STREAM_WARPS && tiles <= at_once * processors as usize;
-        let stages = if is_once { 1 } else { Self::most_stages(w) };
-        let shared_bytes = Self::shared_bytes(w, rows, is_f16, stages);
-        let each = match (is_once, shared_bytes <= HALF_SHARED_BYTES) {
-            (true, _) => ONCE_EACH as u32,
-            (false, true) => 2,
-            (false, false) => 1,
+        let shared_bytes = Self::shared_bytes(w, rows, is_f16);
+        let each = if shared_bytes <= HALF_SHARED_BYTES {
+            2
+        } else {
+            1
         };
         Self {
-            stages,
+            stages: Self::stages(w),
             shared_bytes,
             blocks: (tiles as u32).min(each * processors),
         }
     }
 
     /// As the kernel lays out its shared memory.
-    fn shared_bytes(w: &Weight, rows: usize, is_f16: bool, stages: u32) -> u32 {
+    fn shared_bytes(w: &Weight, rows: usize, is_f16: bool) -> u32 {
         const TILE: usize = 16;
         let (scale_bytes, groups) = if w.bits == 16 {
             (0, 0)
@@ -151,7 +139,8 @@ impl Stream {
         let stage = TILE * Self::piece(w) * w.bits as usize / 8 + scale_bytes + size_of::<u64>();
         let sums = groups * 8 * if is_f16 { 8 } else { 4 };
         let parts = 2 * STREAM_WARPS * TILE * rows * size_of::<f32>();
-        let bytes = STREAM_WARPS * stages as usize * stage + rows * w.columns * 2 + sums + parts;
+        let ring = STREAM_WARPS * Self::stages(w) as usize * stage;
+        let bytes = ring + rows * w.columns * 2 + sums + parts;
         bytes as u32
     }
 }
@@ -344,8 +333,8 @@ mod tests {
     fn products_of_one_row_leave_room_for_the_next() {
         let of = |bits, tiles| Stream::of(&weight(bits, 16 * tiles, 4096), 1, false, tiles, 132);
         let small = of(4, 256);
-        assert_eq!((small.stages, small.blocks), (1, 256));
-        assert!(4 * (small.shared_bytes + 1024) <= 227 << 10, "{small:?}");
+        assert_eq!((small.stages, small.blocks), (2, 256));
+        assert!(2 * (small.shared_bytes + 1024) <= 190 << 10, "{small:?}");
         let large = of(4, 1792);
         assert_eq!((large.stages, large.blocks), (2, 264));
         assert_eq!(of(8, 1792).blocks, 132);

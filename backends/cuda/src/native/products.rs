@@ -162,10 +162,10 @@ pub(super) fn quantized(
     )?;
     let (x, _) = device.view(args.x)?;
     if args.transpose != 1 || !is_half(x.dtype) {
-        return Ok(None);
+        return through_mlx_expansion(&device, state, args);
     }
     let Some((w, words)) = weight(&device, state, &args.w, x.dtype)? else {
-        return Ok(None);
+        return through_mlx_expansion(&device, state, args);
     };
     let Some(x) = activations(&device, state, args.x, w.columns)? else {
         return Ok(None);
@@ -333,6 +333,47 @@ fn through_expansion(
         device.view(made)?;
     }
     Ok(made)
+}
+
+/// As [`through_expansion`] with MLX's own expansion, for the forms that no kernel of ours takes. MLX compiles its product for each
+/// of them at run time, for half a minute, and for f32 it needs headers that only a toolkit has. Its products of few rows are compiled
+/// ahead, and stay.
+fn through_mlx_expansion(
+    device: &Device<'_>,
+    state: &mut State,
+    args: &QuantizedMatmulArgs,
+) -> Result<Option<Tensor>> {
+    let (x, _) = device.view(args.x)?;
+    let (words, _) = device.view(args.w.weight)?;
+    let (&[rows, packed], Some(&last)) = (words.shape(), x.shape().last()) else {
+        return Ok(None);
+    };
+    let columns = packed * 32 / i64::from(args.w.spec.bits).max(1);
+    let m = x.len() as i64 / last.max(1);
+    let bytes = (rows * columns) as usize * x.dtype.size_bytes();
+    let is_compiled = args.transpose == 1 && m <= FEW_ROWS as i64;
+    if state.keeps_rows_apart || is_compiled || bytes > MOST_EXPANDED_BYTES || x.shape().len() < 2 {
+        return Ok(None);
+    }
+    state.flush(device)?;
+    let ctx = state.ctx as *mut core::ffi::c_void;
+    let mut expanded = Tensor::NONE;
+    let silent = core::ptr::null_mut();
+    // SAFETY: a slot of this backend's own table, called on its thread with the caller's weight. An error is found again by the slot
+    // that this falls back to.
+    let code = unsafe {
+        (state.mlx.dequantize)(ctx, &raw const args.w, x.dtype, &raw mut expanded, silent)
+    };
+    if code != status::OK {
+        return Ok(None);
+    }
+    let made = if args.transpose == 1 {
+        multiply_by(state, args.x, expanded)
+    } else {
+        multiply_plain(state, args.x, expanded)
+    };
+    device.release(expanded)?;
+    made
 }
 
 /// MLX's product of `x` and the transpose of `w`, or none when it refuses.
