@@ -11,6 +11,8 @@ unsafe impl Number for i8 {}
 // SAFETY: as above.
 unsafe impl Number for i16 {}
 // SAFETY: as above.
+unsafe impl Number for i32 {}
+// SAFETY: as above.
 unsafe impl Number for u32 {}
 // SAFETY: as above.
 unsafe impl Number for f32 {}

@@ -33,6 +33,8 @@ pub struct Scratch {
     /// `[groups][LANES]`, groups rounded up to 8.
     scales: Aligned<f32>,
     biases: Aligned<f32>,
+    /// Whether every bias is what the middle of the codes stands for, with its sign turned.
+    centred: bool,
 }
 
 /// A panel's product with all rows of `x`.
@@ -75,12 +77,20 @@ impl Scratch {
             let packed = w.row_words(job.first + row).as_ptr().cast();
             w.row_scales(job.first + row, &mut scales[..groups]);
             w.row_biases(job.first + row, &mut biases[..groups]);
+            // Behind them is what an earlier matrix left, which would say whether this one is centred.
+            scales[groups..].fill(0.0);
+            biases[groups..].fill(0.0);
             // SAFETY: the words of a row hold its codes; bytes may be seen as words.
             unsafe {
                 let codes = core::slice::from_raw_parts_mut(codes.as_mut_ptr().cast(), columns);
                 row_codes(job.isa, w, packed, codes);
             }
         }
+        let middle = -(middle(w) as f32);
+        self.centred = scales
+            .iter()
+            .zip(&*biases)
+            .all(|(scale, bias)| scale * middle == *bias);
         for vector in 0..all / lanes {
             // SAFETY: columns are multiples of 32, so that words of a row and groups as they are
             // here are multiples of 8; the panels have been made large enough.
@@ -149,6 +159,15 @@ impl Panel for i16 {
     }
 }
 
+/// The code that stands for 0 where weights are centred.
+fn middle(w: &QuantizedMatrix<'_>) -> i32 {
+    match w.bias_factor() {
+        middle if middle < 0.0 => -middle as i32,
+        // Many a file has biases that say as much.
+        _ => 1 << (w.bits() - 1),
+    }
+}
+
 #[inline(always)]
 unsafe fn kernel<B: Bytes, C: Panel>(job: Job<'_>, scratch: &mut Scratch) {
     // SAFETY: rows `first..first + n` exist; tiles cover the rows of `x` once.
@@ -164,25 +183,45 @@ unsafe fn kernel<B: Bytes, C: Panel>(job: Job<'_>, scratch: &mut Scratch) {
 
 #[inline(always)]
 unsafe fn tiles<B: Bytes, C: Panel, const N: usize>(job: &Job<'_>, scratch: &Scratch) {
+    let halves = job.w.group() < QUANT_GROUP;
     let mut row = 0;
     while row < job.x.m {
-        macro_rules! sizes {
-            ($($size:literal),*) => {
-                match job.x.m - row {
-                    // SAFETY: forwarded to the caller.
-                    $(left if left >= $size => unsafe { tile::<B, C, $size, N>(job, scratch, row); $size })*
-                    // SAFETY: as above.
-                    _ => unsafe { tile::<B, C, 1, N>(job, scratch, row); 1 }
+        macro_rules! tile {
+            ($size:literal) => {
+                // SAFETY: forwarded to the caller.
+                unsafe {
+                    match (halves, scratch.centred) {
+                        (false, true) => tile::<B, C, $size, N, false, true>(job, scratch, row),
+                        (false, false) => tile::<B, C, $size, N, false, false>(job, scratch, row),
+                        (true, true) => tile::<B, C, $size, N, true, true>(job, scratch, row),
+                        (true, false) => tile::<B, C, $size, N, true, false>(job, scratch, row),
+                    }
+                    $size
                 }
             };
         }
-        row += sizes!(8, 4, 2);
+        row += match job.x.m - row {
+            6.. if !halves => tile!(6),
+            4.. => tile!(4),
+            2.. => tile!(2),
+            _ => tile!(1),
+        };
     }
 }
 
-/// Products of `M` rows of `x` with `N` vectors of the panel.
+/// Products of `M` rows of `x` with `N` vectors of the panel. With `HALVES` weights have a scale for 16 elements.
+///
+/// What is the same for a whole weight stays out of the sums of f32: where weights are `CENTRED`, sums of integers begin
+/// with what the middle of the codes takes away.
 #[inline(always)]
-unsafe fn tile<B: Bytes, C: Panel, const M: usize, const N: usize>(
+unsafe fn tile<
+    B: Bytes,
+    C: Panel,
+    const M: usize,
+    const N: usize,
+    const HALVES: bool,
+    const CENTRED: bool,
+>(
     job: &Job<'_>,
     scratch: &Scratch,
     row: usize,
@@ -192,8 +231,7 @@ unsafe fn tile<B: Bytes, C: Panel, const M: usize, const N: usize>(
     let n_scales = columns / QUANT_GROUP;
     let (group, groups) = (job.w.group(), job.w.groups());
     let factors_stride = groups.next_multiple_of(8) * lanes;
-    // Elements of one weight scale and one activation scale.
-    let part = group.min(QUANT_GROUP);
+    let halves = if HALVES { 2 } else { 1 };
     // SAFETY: the panel has all columns, the factors all groups; `x` has the rows.
     unsafe {
         let mut at = Part {
@@ -201,39 +239,57 @@ unsafe fn tile<B: Bytes, C: Panel, const M: usize, const N: usize>(
             panel_stride: 4 * C::WORDS * (columns / 4) * lanes,
             x: C::codes(job.x).panel.as_ptr().add(row * columns),
             x_stride: columns,
+            starts: job.x.factors.starts.as_ptr().add(row * n_scales * halves),
+            starts_stride: n_scales * halves,
             small: job.w.bits() < 8,
         };
         let scales = job.x.factors.panel.as_ptr().add(row * n_scales);
         let sums = job.x.sums(group, row).as_ptr();
         let mut acc = [[B::F::zero(); N]; M];
-        for g in 0..groups {
-            let factors = |of: &[f32]| {
-                core::array::from_fn(|n| {
-                    B::F::load(of.as_ptr().add(n * factors_stride + g * lanes))
-                })
+        for i in 0..n_scales {
+            let g = i * QUANT_GROUP / group;
+            let factors = |of: &[f32], g: usize| {
+                let of = of.as_ptr().wrapping_add(g * lanes);
+                core::array::from_fn(|n| B::F::load(of.add(n * factors_stride)))
             };
-            let weight_scales: [B::F; N] = factors(&scratch.scales);
-            for first in (g * group..(g + 1) * group).step_by(part) {
-                let dots = if part == 16 {
-                    at.dots::<B, M, N, 4>()
-                } else {
-                    at.dots::<B, M, N, 8>()
-                };
-                at.panel = at.panel.add(part * C::WORDS * lanes);
-                at.x = at.x.add(part);
+            let weight_scales: [B::F; N] = factors(&scratch.scales, g);
+            if HALVES {
+                let mut parts = [[B::F::zero(); N]; M];
+                let dots = at.dots::<B, M, N, 4, CENTRED>();
                 for m in 0..M {
-                    let scale = B::F::splat(*scales.add(m * n_scales + first / QUANT_GROUP));
+                    for n in 0..N {
+                        parts[m][n] = B::to_f32(dots[m][n]).mul(weight_scales[n]);
+                    }
+                }
+                let weight_scales: [B::F; N] = factors(&scratch.scales, g + 1);
+                let dots = at.dots::<B, M, N, 4, CENTRED>();
+                for m in 0..M {
+                    let scale = B::F::splat(*scales.add(m * n_scales + i));
+                    for n in 0..N {
+                        let part = B::to_f32(dots[m][n]).mul_add(weight_scales[n], parts[m][n]);
+                        acc[m][n] = part.mul_add(scale, acc[m][n]);
+                    }
+                }
+            } else {
+                let dots = at.dots::<B, M, N, 8, CENTRED>();
+                for m in 0..M {
+                    let scale = B::F::splat(*scales.add(m * n_scales + i));
                     for n in 0..N {
                         let scale = weight_scales[n].mul(scale);
                         acc[m][n] = B::to_f32(dots[m][n]).mul_add(scale, acc[m][n]);
                     }
                 }
             }
-            let biases: [B::F; N] = factors(&scratch.biases);
-            for m in 0..M {
-                let sum = B::F::splat(*sums.add(m * groups + g));
-                for n in 0..N {
-                    acc[m][n] = biases[n].mul_add(sum, acc[m][n]);
+            if CENTRED || !(i * QUANT_GROUP).is_multiple_of(group.max(QUANT_GROUP)) {
+                continue;
+            }
+            for g in g..g + halves {
+                let biases: [B::F; N] = factors(&scratch.biases, g);
+                for m in 0..M {
+                    let sum = B::F::splat(*sums.add(m * groups + g));
+                    for n in 0..N {
+                        acc[m][n] = biases[n].mul_add(sum, acc[m][n]);
+                    }
                 }
             }
         }
@@ -258,18 +314,33 @@ struct Part<C> {
     panel_stride: usize,
     x: *const C,
     x_stride: usize,
+    /// What sums of centred weights begin with.
+    starts: *const i32,
+    starts_stride: usize,
     small: bool,
 }
 
 impl<C: Panel> Part<C> {
-    /// Products of `4 * FOURS` columns. Rows and vectors in turn, so that no sum waits for itself.
+    /// Products of `4 * FOURS` columns, which it goes past. Rows and vectors in turn, so that no sum waits for itself.
     #[inline(always)]
-    unsafe fn dots<B: Bytes, const M: usize, const N: usize, const FOURS: usize>(
-        &self,
+    unsafe fn dots<
+        B: Bytes,
+        const M: usize,
+        const N: usize,
+        const FOURS: usize,
+        const CENTRED: bool,
+    >(
+        &mut self,
     ) -> [[B::I; N]; M] {
         // SAFETY: forwarded to the caller.
         unsafe {
             let mut dots = [[B::zero(); N]; M];
+            if CENTRED {
+                for m in 0..M {
+                    let start = B::broadcast_sum(self.starts.add(m * self.starts_stride));
+                    dots[m] = [start; N];
+                }
+            }
             for step in 0..FOURS * C::WORDS {
                 let panel = self.panel.add(step * 4 * B::F::LANES);
                 let w: [B::V; N] =
@@ -282,6 +353,9 @@ impl<C: Panel> Part<C> {
                     }
                 }
             }
+            self.panel = self.panel.wrapping_add(FOURS * C::WORDS * 4 * B::F::LANES);
+            self.x = self.x.wrapping_add(4 * FOURS);
+            self.starts = self.starts.wrapping_add(1);
             dots
         }
     }
@@ -330,6 +404,7 @@ pub fn matmul(
     assert!(scratch.len() >= pool.threads() && precision != Precision::Exact);
     let mut needs = Needs {
         panel: true,
+        middle: middle(w),
         ..Needs::default()
     };
     needs.add_sums(w.group());
@@ -419,6 +494,85 @@ mod tests {
                             "{} {m} {rows} {bits}: {a} {b}",
                             isa.name()
                         );
+                    }
+                }
+            }
+        }
+    }
+
+    /// Centred weights with and without biases that say so, and weights that are centred but for one bias, of every size,
+    /// with activations that rounding leaves as they are.
+    #[test]
+    fn centred_weights_match_f64() {
+        let mut numbers = Numbers(47);
+        let mut pool = Pool::new(2).unwrap();
+        let scratch: Vec<Mutex<Scratch>> = (0..2).map(|_| Mutex::default()).collect();
+        for isa in Isa::ALL.into_iter().filter(|isa| isa.is_available()) {
+            for (m, rows, columns, bits, group, exponent) in [
+                (17, 70, 96, 5, 32, 0),
+                (21, 33, 288, 6, 16, -60),
+                (9, 40, 256, 8, 64, 60),
+                (6, 31, 160, 3, 16, 40),
+                (14, 64, 128, 4, 128, -40),
+                (3, 5, 32, 2, 32, 0),
+            ] {
+                let size = 2f32.powi(exponent);
+                let mut parts = parts(&mut numbers, rows, columns, bits, group);
+                let middle = -((1 << (bits - 1)) as f32);
+                parts.scales.iter_mut().for_each(|scale| *scale /= size);
+                parts.biases = parts.scales.iter().map(|scale| scale * middle).collect();
+                let scales = crate::Scales::F32(&parts.scales);
+                let centred =
+                    QuantizedMatrix::centred(&parts.words, scales, rows, columns, bits, group);
+                let mut one_other = parts.biases.clone();
+                one_other[rows * columns / group / 2] *= 1.5;
+                let mut x: Vec<f32> = (0..m * columns)
+                    .map(|_| (numbers.next() % 255) as f32 - 127.0)
+                    .collect();
+                x.chunks_exact_mut(QUANT_GROUP)
+                    .for_each(|group| group[7] = 127.0);
+                x.iter_mut().for_each(|x| *x *= size);
+                for (how, w) in [
+                    ("biases", parts.matrix(rows, columns, bits, group)),
+                    ("none", centred.unwrap()),
+                    ("one other", {
+                        let biases = crate::Scales::F32(&one_other);
+                        let words = &parts.words;
+                        QuantizedMatrix::new(words, scales, biases, rows, columns, bits, group)
+                            .unwrap()
+                    }),
+                ] {
+                    let mut expanded = vec![0.0; rows * columns];
+                    let mut factors = vec![0.0; 2 * columns / group];
+                    for (row, out) in expanded.chunks_exact_mut(columns).enumerate() {
+                        w.expand_row(row, &mut factors, out);
+                    }
+                    for (precision, error) in [(Precision::Int8, 1e-6), (Precision::Int16, 2e-5)] {
+                        let mut y = vec![f32::NAN; m * rows];
+                        let mut prepared = Prepared::default();
+                        assert!(matmul(
+                            isa,
+                            precision,
+                            &mut pool,
+                            &x,
+                            &w,
+                            &mut y,
+                            &mut prepared,
+                            &scratch
+                        ));
+                        for (i, y) in y.iter().enumerate() {
+                            let x = &x[i / rows * columns..][..columns];
+                            let w = &expanded[i % rows * columns..][..columns];
+                            let terms = x.iter().zip(w).map(|(x, w)| f64::from(*x) * f64::from(*w));
+                            let (want, sizes) =
+                                terms.fold((0.0, 0.0), |(s, a), t| (s + t, a + t.abs()));
+                            let got = f64::from(*y);
+                            assert!(
+                                (got - want).abs() <= error * sizes.max(1.0),
+                                "{} {precision:?} {how} {rows}x{columns} {bits}/{group}: {got} {want}",
+                                isa.name()
+                            );
+                        }
                     }
                 }
             }

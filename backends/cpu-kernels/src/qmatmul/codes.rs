@@ -55,21 +55,52 @@ pub struct Unpacker {
 )]
 impl Unpacker {
     /// For codes of up to 8 bits.
-    fn new(bits: usize) -> Self {
+    const fn new(bits: usize) -> Self {
+        let mut of = Self {
+            bits,
+            block_places: [[0; 64]; 2],
+            places: [0; 64],
+            shifts: [0; 64],
+            ones: 0xff >> (8 - bits),
+        };
+        let mut i = 0;
+        while i < 64 {
+            of.block_places[0][i] = Self::block_place(bits, 0, i);
+            of.block_places[1][i] = Self::block_place(bits, 1, i);
+            let place = (i / 8) * bits + i % 8;
+            of.places[i] = if place < 63 { place } else { 63 } as u8;
+            of.shifts[i] = ((i % 8) * bits) as u8;
+            i += 1;
+        }
+        of
+    }
+
+    const fn block_place(bits: usize, vector: usize, i: usize) -> u8 {
         let all = 16 * bits;
         // A quarter of a vector is 16 codes of a run of 32.
-        let place = |vector: usize, i: usize| {
-            let eight = i / 16 * 4 + vector * 2 + i % 16 / 8;
-            let byte = (eight * bits + i % 8).min(all - 1);
-            if byte < 64 { byte } else { byte + 128 - all }
-        };
-        Self {
-            bits,
-            block_places: [0, 1].map(|vector| core::array::from_fn(|i| place(vector, i) as u8)),
-            places: core::array::from_fn(|i| ((i / 8) * bits + i % 8).min(63) as u8),
-            shifts: core::array::from_fn(|i| ((i % 8) * bits) as u8),
-            ones: 0xff >> (8 - bits),
+        let eight = i / 16 * 4 + vector * 2 + i % 16 / 8;
+        let byte = eight * bits + i % 8;
+        let byte = if byte < all { byte } else { all - 1 };
+        if byte < 64 {
+            byte as u8
+        } else {
+            (byte + 128 - all) as u8
         }
+    }
+
+    /// The one of a width from 1 to 8.
+    fn of(bits: usize) -> &'static Self {
+        static ALL: [Unpacker; 8] = [
+            Unpacker::new(1),
+            Unpacker::new(2),
+            Unpacker::new(3),
+            Unpacker::new(4),
+            Unpacker::new(5),
+            Unpacker::new(6),
+            Unpacker::new(7),
+            Unpacker::new(8),
+        ];
+        &ALL[bits.clamp(1, 8) - 1]
     }
 
     /// Bytes of a block of 128 codes.
@@ -78,10 +109,10 @@ impl Unpacker {
     }
 
     /// None where the processor lacks the instructions, so that codes are better expanded to memory.
-    pub(crate) fn in_registers(isa: Isa, bits: usize) -> Option<Self> {
+    pub(crate) fn in_registers(isa: Isa, bits: usize) -> Option<&'static Self> {
         #[cfg(target_arch = "x86_64")]
         if isa == Isa::Avx512Vnni && std::arch::is_x86_feature_detected!("avx512vbmi") {
-            return Some(Self::new(bits));
+            return Some(Self::of(bits));
         }
         let _ = (isa, bits);
         None
@@ -112,7 +143,7 @@ dispatch! {
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vbmi,bmi2")]
 unsafe fn expand_by_shifts(from: *const u8, bits: usize, out: &mut [u8]) {
     use core::arch::x86_64::*;
-    let unpacker = Unpacker::new(bits);
+    let unpacker = Unpacker::of(bits);
     // SAFETY: 64 codes are `8 * bits` bytes, at most 64, and no others are loaded.
     unsafe {
         let places = _mm512_loadu_si512(unpacker.places.as_ptr().cast());

@@ -10,9 +10,12 @@ mod grouped;
 mod integers;
 mod joint;
 pub(crate) mod mxfp4;
+mod order;
 #[cfg(target_arch = "x86_64")]
 mod pairs;
 mod prepare;
+#[cfg(target_arch = "x86_64")]
+mod quads;
 mod round;
 mod rows;
 #[cfg(test)]
@@ -22,8 +25,8 @@ use crate::Isa;
 use crate::factor::{Bf16, F16};
 use crate::pool::Pool;
 use crate::quantized::{QuantizedMatrix, Scales};
-pub use grouped::{AfterAll, matmul_grouped};
 pub(crate) use integers::Activation;
+pub use grouped::{AfterAll, matmul_grouped};
 pub use joint::{After, Division, Results, matmul_then};
 pub(crate) use prepare::lanes;
 pub use prepare::{Precision, Prepared};

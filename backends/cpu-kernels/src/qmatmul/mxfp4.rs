@@ -2,7 +2,7 @@
 //! Microscaling Formats specification 1.0 has them.
 //!
 //! Twice an e2m1 is a whole number from -12 to 12, so that `w = 2^(e - 128) * (code - 12)` with codes up to 24: an
-//! affine weight of one code a byte. A permutation makes the codes of nibbles, in registers where rows are read by
+//! affine weight of one code a byte. A permutation makes the codes of nibbles, in registers where rows are read in
 //! pairs of vectors (`pairs`), and else into memory that stays in the nearest cache, row by row.
 
 use super::rows::{self, QUAD, Share};

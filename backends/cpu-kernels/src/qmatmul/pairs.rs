@@ -2,8 +2,8 @@
 //!
 //! A block is 128 elements. Quarter `q` of its first vector holds the first 16 elements of the block's 32 number `q`,
 //! the same quarter of its second vector the others, so that sums of both are of the same lanes: one conversion and
-//! one scale for eight elements of a lane. Groups of 16 keep the vectors apart. Activations lie in the same order
-//! (`round`), whatever the weights.
+//! one scale for eight elements of a lane. Groups of 16 keep the vectors apart. Activations of 16 bits lie in the same
+//! order (`round`), whatever the weights; with those of 8 bits `quads` takes two blocks at a time.
 
 #![allow(
     clippy::needless_range_loop,
@@ -28,9 +28,9 @@ pub(crate) const BLOCK: usize = 128;
 
 /// Most elements of `x` beside which rows are read in order: memory read in order comes faster than four short rows
 /// abreast (ADR 7), but `x` is loaded again for every row, so it must stay in the first cache.
-const MOST_IN_ORDER: usize = 5120;
+pub(super) const MOST_IN_ORDER: usize = 5120;
 
-/// Whether products of codes that are not nibbles are made here, and activations laid out for it.
+/// Whether codes that are not nibbles come by pairs of vectors: beside activations of 16 bits here, and else in `quads`.
 pub(crate) fn takes(isa: Isa, precision: Precision) -> bool {
     isa == Isa::Avx512Vnni && precision != Precision::Exact
 }
@@ -54,10 +54,35 @@ pub(crate) struct Pairs<C>(core::marker::PhantomData<C>);
 
 /// Where the codes of a block are: a byte each, packed, or in nibbles of mxfp4.
 #[derive(Clone, Copy)]
-enum Source<'a> {
+pub(super) enum Source<'a> {
     Bytes,
     Packed(&'a Unpacker),
     Floats,
+}
+
+impl Source<'_> {
+    /// Bytes of so many codes, a multiple of 8.
+    #[inline(always)]
+    pub(super) fn bytes(self, codes: usize) -> usize {
+        match self {
+            Source::Bytes => codes,
+            Source::Packed(unpacker) => codes / 8 * unpacker.bits,
+            Source::Floats => codes / 2,
+        }
+    }
+
+    /// The two vectors of a block of which `n` codes are there; the rest is 0.
+    #[inline(always)]
+    pub(super) unsafe fn vectors(self, from: *const u8, n: usize) -> [__m512i; 2] {
+        // SAFETY: the caller vouches for n codes; none behind them is loaded.
+        unsafe {
+            match self {
+                Source::Bytes => load(from, n),
+                Source::Packed(unpacker) => unpack(from, unpacker, n),
+                Source::Floats => floats(from, n),
+            }
+        }
+    }
 }
 
 impl<C: Activation> Path for Pairs<C> {
@@ -182,21 +207,13 @@ unsafe fn block<
     unsafe {
         let group = at >> t.group_log2;
         for r in 0..R {
-            let from = match source {
-                Source::Bytes => t.bytes[r].add(at),
-                Source::Packed(unpacker) => t.bytes[r].add(at / 8 * unpacker.bits),
-                Source::Floats => t.bytes[r].add(at / 2),
-            };
+            let from = t.bytes[r].add(source.bytes(at));
             // What is read in order at the speed of memory, the processor fetches by itself.
             if R > 1 || M > 1 {
                 Avx512::prefetch(from.wrapping_add(t.ahead));
                 Avx512::prefetch(from.wrapping_add(t.ahead + 64));
             }
-            let [first, second] = match source {
-                Source::Bytes => load(from, if WHOLE { BLOCK } else { n }),
-                Source::Packed(unpacker) => unpack(from, unpacker, if WHOLE { BLOCK } else { n }),
-                Source::Floats => floats(from, if WHOLE { BLOCK } else { n }),
-            };
+            let [first, second] = source.vectors(from, if WHOLE { BLOCK } else { n });
             let mut w = [_mm512_setzero_si512(); 4];
             for plane in 0..planes {
                 w[plane] = C::bytes::<B>(first, plane);

@@ -1,6 +1,6 @@
 //! Rows of activations in the layouts that the kernels read, made once per product.
 
-use super::round::{self, Codes, Factors, GROUPS, Needs, Sizes};
+use super::round::{self, Codes, Factors, GROUPS, Layout, Needs, Sizes};
 use crate::Isa;
 use crate::pool::Pool;
 
@@ -60,17 +60,13 @@ impl Prepared {
         needs: Needs,
     ) -> bool {
         let lanes = lanes(isa, precision);
-        // See `pairs`.
-        let in_pairs = isa == Isa::Avx512Vnni && precision != Precision::Exact;
-        let block = if in_pairs { 8 * lanes } else { 4 * lanes };
         self.m = x.len() / columns;
-        self.sizes = Sizes {
-            columns,
-            padded4: columns.next_multiple_of(8 * lanes),
-            padded: columns.next_multiple_of(block),
-            in_pairs,
-            lanes,
+        let layout = match (isa, precision) {
+            (Isa::Avx512Vnni, Precision::Int8) => Layout::Order,
+            (Isa::Avx512Vnni, Precision::Int16) => Layout::Pairs,
+            _ => Layout::Vectors,
         };
+        self.sizes = Sizes::new(columns, lanes, layout);
         let (sizes, factors) = (self.sizes, &mut self.factors);
         match precision {
             Precision::Exact => {

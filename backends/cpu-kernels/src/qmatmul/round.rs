@@ -11,6 +11,8 @@ use crate::isa::dispatch;
 use crate::pool::Pool;
 use crate::simd::Simd;
 
+use super::order;
+
 /// Activations that share a scale.
 pub const QUANT_GROUP: usize = 32;
 
@@ -28,10 +30,8 @@ pub(crate) trait Code: Number + Send + Sync + 'static {
     const NIBBLE_PLANES: usize;
     /// Planes of a block beside codes of a byte, and of the four elements beside a panel's word.
     const BYTE_PLANES: usize;
-    /// From a whole number within the limit.
-    unsafe fn of(whole: f32) -> Self;
-    /// The number.
-    fn wide(self) -> i32;
+    /// Stores whole numbers within the limit.
+    unsafe fn store<S: Simd>(whole: S, to: *mut Self);
 }
 
 impl Code for i8 {
@@ -39,13 +39,9 @@ impl Code for i8 {
     const NIBBLE_PLANES: usize = 2;
     const BYTE_PLANES: usize = 1;
     #[inline(always)]
-    unsafe fn of(whole: f32) -> i8 {
-        // SAFETY: the caller vouches for the range.
-        (unsafe { whole.to_int_unchecked::<i32>() }) as i8
-    }
-    #[inline(always)]
-    fn wide(self) -> i32 {
-        i32::from(self)
+    unsafe fn store<S: Simd>(whole: S, to: *mut i8) {
+        // SAFETY: forwarded to the caller.
+        unsafe { whole.store_bytes(to) }
     }
 }
 
@@ -54,13 +50,9 @@ impl Code for i16 {
     const NIBBLE_PLANES: usize = 4;
     const BYTE_PLANES: usize = 2;
     #[inline(always)]
-    unsafe fn of(whole: f32) -> i16 {
-        // SAFETY: the caller vouches for the range.
-        (unsafe { whole.to_int_unchecked::<i32>() }) as i16
-    }
-    #[inline(always)]
-    fn wide(self) -> i32 {
-        i32::from(self)
+    unsafe fn store<S: Simd>(whole: S, to: *mut i16) {
+        // SAFETY: forwarded to the caller.
+        unsafe { whole.store_words(to) }
     }
 }
 
@@ -73,6 +65,8 @@ pub(crate) struct Needs {
     pub(crate) bytes: bool,
     /// For the panels of products with many rows.
     pub(crate) panel: bool,
+    /// Code of the panels' weights that stands for 0 where they are centred.
+    pub(crate) middle: i32,
     /// Sums per group, by index into `GROUPS`.
     pub(crate) sums: [bool; 4],
 }
@@ -98,7 +92,7 @@ impl Needs {
 pub(crate) struct Codes<C: Code> {
     /// `[m, padded4]`, blocks of `8 * LANES` elements.
     pub(crate) four: Aligned<C>,
-    /// `[m, padded]`, blocks of `4 * LANES` elements, or of twice as many (see `pairs`).
+    /// `[m, padded]`, blocks of `4 * LANES` elements, of twice as many (see `pairs`), or those of `order`.
     pub(crate) bytes: Aligned<C>,
     /// `[m, columns]`, blocks of four elements.
     pub(crate) panel: Aligned<C>,
@@ -109,10 +103,12 @@ pub(crate) struct Codes<C: Code> {
 pub(crate) struct Factors {
     /// Scale of every lane beside packed nibbles, `[m, padded4 / 8]`.
     pub(crate) four: Aligned<f32>,
-    /// Scale of every lane beside bytes, `[m, padded / 4]`; half as many beside pairs of vectors.
+    /// Scale of every lane beside bytes, `[m, scales]`.
     pub(crate) bytes: Aligned<f32>,
     /// `[m, columns / QUANT_GROUP]`.
     pub(crate) panel: Aligned<f32>,
+    /// What sums of centred weights begin with, `[m, columns / QUANT_GROUP]`, twice as many for groups of 16.
+    pub(crate) starts: Aligned<i32>,
     /// `[m, columns / group]` for each of `GROUPS`.
     pub(crate) sums: [Aligned<f32>; 4],
 }
@@ -124,15 +120,53 @@ pub(crate) struct Sizes {
     /// Columns rounded up to whole blocks beside nibbles and beside bytes.
     pub(crate) padded4: usize,
     pub(crate) padded: usize,
-    /// Whether blocks beside bytes are pairs of vectors.
-    pub(crate) in_pairs: bool,
+    /// Scales of lanes beside bytes.
+    pub(crate) scales: usize,
+    pub(crate) layout: Layout,
     pub(crate) lanes: usize,
 }
 
+/// In which blocks activations lie beside codes of a byte.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) enum Layout {
+    /// Those of a vector of packed weights.
+    #[default]
+    Vectors,
+    /// Those of `pairs`.
+    Pairs,
+    /// Those of `order`.
+    Order,
+}
+
 impl Sizes {
-    /// Elements of a lane beside bytes.
-    fn bytes_a_scale(&self) -> usize {
-        if self.in_pairs { 8 } else { 4 }
+    pub(crate) fn new(columns: usize, lanes: usize, layout: Layout) -> Self {
+        let padded = match layout {
+            Layout::Vectors => columns.next_multiple_of(4 * lanes),
+            Layout::Pairs => columns.next_multiple_of(8 * lanes),
+            Layout::Order => order::padded(columns),
+        };
+        let scales = match layout {
+            Layout::Vectors => padded / 4,
+            Layout::Pairs => padded / 8,
+            Layout::Order => order::scales(columns),
+        };
+        Self {
+            columns,
+            padded4: columns.next_multiple_of(8 * lanes),
+            padded,
+            scales,
+            layout,
+            lanes,
+        }
+    }
+
+    /// Codes and scales of a row beside bytes that are written whatever its length.
+    fn written(&self) -> (usize, usize) {
+        match self.layout {
+            Layout::Vectors => (self.columns, self.columns / 4),
+            Layout::Pairs => (self.columns, self.columns / 8),
+            Layout::Order => order::full(self.columns),
+        }
     }
 }
 
@@ -147,7 +181,9 @@ struct Job<'a, C> {
     scales_four: *mut f32,
     scales_bytes: *mut f32,
     scales_panel: *mut f32,
+    starts: *mut i32,
     sums: [*mut f32; 4],
+    m: usize,
     first: usize,
     last: usize,
 }
@@ -172,25 +208,26 @@ pub(crate) fn round<C: Code>(
     factors: &mut Factors,
 ) -> bool {
     let (columns, m) = (sizes.columns, x.len() / sizes.columns);
-    resize(&mut codes.four, needs.four, m, columns, sizes.padded4);
-    resize(&mut codes.bytes, needs.bytes, m, columns, sizes.padded);
+    let (padded4, eighth) = (sizes.padded4, columns / 8);
+    resize(&mut codes.four, needs.four, m, columns, padded4);
+    resize(&mut factors.four, needs.four, m, eighth, padded4 / 8);
+    let (of_codes, of_scales) = sizes.written();
+    if sizes.layout == Layout::Order {
+        resize_tiles(&mut codes.bytes, needs.bytes, m, of_codes, sizes.padded);
+        resize_tiles(&mut factors.bytes, needs.bytes, m, of_scales, sizes.scales);
+    } else {
+        resize(&mut codes.bytes, needs.bytes, m, of_codes, sizes.padded);
+        resize(&mut factors.bytes, needs.bytes, m, of_scales, sizes.scales);
+    }
     resize(&mut codes.panel, needs.panel, m, columns, columns);
-    resize(
-        &mut factors.four,
-        needs.four,
-        m,
-        columns / 8,
-        sizes.padded4 / 8,
-    );
-    resize(
-        &mut factors.bytes,
-        needs.bytes,
-        m,
-        columns / sizes.bytes_a_scale(),
-        sizes.padded / sizes.bytes_a_scale(),
-    );
     let n_scales = columns / QUANT_GROUP;
     resize(&mut factors.panel, needs.panel, m, n_scales, n_scales);
+    let n_starts = if needs.sums[0] {
+        2 * n_scales
+    } else {
+        n_scales
+    };
+    resize(&mut factors.starts, needs.panel, m, n_starts, n_starts);
     for ((sums, group), needed) in factors.sums.iter_mut().zip(GROUPS).zip(needs.sums) {
         let n = columns / group;
         resize(sums, needed, m, n, n);
@@ -205,7 +242,9 @@ pub(crate) fn round<C: Code>(
         scales_four: factors.four.as_mut_ptr(),
         scales_bytes: factors.bytes.as_mut_ptr(),
         scales_panel: factors.panel.as_mut_ptr(),
+        starts: factors.starts.as_mut_ptr(),
         sums: factors.sums.each_mut().map(|sums| sums.as_mut_ptr()),
+        m,
         first: 0,
         last: m,
     };
@@ -241,6 +280,24 @@ fn resize<T: Number>(of: &mut Aligned<T>, needed: bool, m: usize, used: usize, p
     }
 }
 
+/// The same for rows in tiles, which end together.
+fn resize_tiles<T: Number>(
+    of: &mut Aligned<T>,
+    needed: bool,
+    m: usize,
+    used: usize,
+    padded: usize,
+) {
+    resize(of, needed, m, padded, padded);
+    if !needed || used == padded {
+        return;
+    }
+    for tile in order::Tile::all(m) {
+        let start = tile.first * padded;
+        of[start + tile.rows * used..start + tile.rows * padded].fill(T::default());
+    }
+}
+
 /// Rounds one thread's rows. A group with NaN or infinity gets a NaN scale, so that it makes every
 /// product of its row NaN instead of something plausible.
 #[inline(always)]
@@ -249,33 +306,50 @@ unsafe fn round_kernel<S: Simd, C: Code>(job: Job<'_, C>) {
         columns,
         padded4,
         padded,
-        in_pairs,
+        scales,
+        layout,
         lanes,
     } = job.sizes;
     let needs = job.needs;
     let n_scales = columns / QUANT_GROUP;
     for row in job.first..job.last {
+        let tile = order::Tile::of(row, job.m);
         for g in 0..n_scales {
             let at = g * QUANT_GROUP;
             let mut codes = [C::default(); QUANT_GROUP];
             // SAFETY: row and group are inside every layout that is needed; see `Sizes`.
             unsafe {
-                let scale = round_group::<S, C>(job.x.as_ptr().add(row * columns + at), &mut codes);
+                let x = job.x.as_ptr().add(row * columns + at);
+                let (scale, halves) = round_group::<S, C>(x, &mut codes);
                 if needs.four {
                     let out = job.four.add(row * padded4);
                     spread_codes(&codes, C::NIBBLE_PLANES, 8 * lanes, at, out);
                     let out = job.scales_four.add(row * (padded4 / 8) + at / 8);
                     out.cast::<[f32; 4]>().write([scale; 4]);
                 }
-                if needs.bytes && in_pairs {
-                    spread_pair(&codes, at, job.bytes.add(row * padded));
-                    let out = job.scales_bytes.add(row * (padded / 8) + at / 8);
-                    out.cast::<[f32; 4]>().write([scale; 4]);
-                } else if needs.bytes {
-                    let out = job.bytes.add(row * padded);
-                    spread_codes(&codes, C::BYTE_PLANES, 4 * lanes, at, out);
-                    let out = job.scales_bytes.add(row * (padded / 4) + at / 4);
-                    out.cast::<[f32; 8]>().write([scale; 8]);
+                match layout {
+                    _ if !needs.bytes => {}
+                    Layout::Vectors => {
+                        let out = job.bytes.add(row * padded);
+                        spread_codes(&codes, C::BYTE_PLANES, 4 * lanes, at, out);
+                        let out = job.scales_bytes.add(row * scales + at / 4);
+                        out.cast::<[f32; 8]>().write([scale; 8]);
+                    }
+                    Layout::Pairs => {
+                        spread_pair(&codes, at, job.bytes.add(row * padded));
+                        let out = job.scales_bytes.add(row * scales + at / 8);
+                        out.cast::<[f32; 4]>().write([scale; 4]);
+                    }
+                    Layout::Order => {
+                        let out = order::Row {
+                            codes: job.bytes.add(tile.first * padded),
+                            scales: job.scales_bytes.add(tile.first * scales),
+                            tile,
+                            row,
+                            columns,
+                        };
+                        out.write(&codes, scale, at);
+                    }
                 }
                 if needs.panel {
                     let out = job.panel.add(row * columns + at);
@@ -293,7 +367,7 @@ unsafe fn round_kernel<S: Simd, C: Code>(job: Job<'_, C>) {
                     }
                     *job.scales_panel.add(row * n_scales + g) = scale;
                 }
-                add_sums(&job, row, at, &codes, scale);
+                add_sums(&job, row, at, halves, scale);
             }
         }
     }
@@ -302,16 +376,23 @@ unsafe fn round_kernel<S: Simd, C: Code>(job: Job<'_, C>) {
 /// The sums of what is multiplied, not of what was given: otherwise the error of the rounding meets
 /// the codes instead of the weights.
 #[inline(always)]
-unsafe fn add_sums<C: Code>(
-    job: &Job<'_, C>,
-    row: usize,
-    at: usize,
-    codes: &[C; QUANT_GROUP],
-    scale: f32,
-) {
-    let halves = codes.split_at(16);
-    let sum = |codes: &[C]| codes.iter().map(|c| c.wide()).sum::<i32>();
-    let halves = [sum(halves.0), sum(halves.1)];
+unsafe fn add_sums<C>(job: &Job<'_, C>, row: usize, at: usize, halves: [i32; 2], scale: f32) {
+    if job.needs.panel {
+        let n_scales = job.sizes.columns / QUANT_GROUP;
+        let group = row * n_scales + at / QUANT_GROUP;
+        // SAFETY: as below.
+        unsafe {
+            if job.needs.sums[0] {
+                let starts = halves.map(|half| -job.needs.middle * half);
+                job.starts
+                    .cast::<[i32; 2]>()
+                    .add(group)
+                    .write_unaligned(starts);
+            } else {
+                *job.starts.add(group) = -job.needs.middle * (halves[0] + halves[1]);
+            }
+        }
+    }
     let both = (halves[0] + halves[1]) as f32 * scale;
     for (i, group) in GROUPS.into_iter().enumerate() {
         if !job.needs.sums[i] {
@@ -335,9 +416,12 @@ unsafe fn add_sums<C: Code>(
     }
 }
 
-/// Rounds one group and gives its scale.
+/// Rounds one group and gives its scale and the sums of the codes of its halves.
 #[inline(always)]
-unsafe fn round_group<S: Simd, C: Code>(x: *const f32, codes: &mut [C; QUANT_GROUP]) -> f32 {
+unsafe fn round_group<S: Simd, C: Code>(
+    x: *const f32,
+    codes: &mut [C; QUANT_GROUP],
+) -> (f32, [i32; 2]) {
     // SAFETY: the caller vouches for QUANT_GROUP elements, a multiple of the lanes.
     unsafe {
         let mut largest = S::zero();
@@ -351,26 +435,26 @@ unsafe fn round_group<S: Simd, C: Code>(x: *const f32, codes: &mut [C; QUANT_GRO
         }
         // Infinity and NaN times 0 are NaN.
         if check.sum() != 0.0 {
-            return f32::NAN;
+            return (f32::NAN, [0; 2]);
         }
         let largest = largest.max_lane();
         if largest == 0.0 {
-            return 0.0;
+            return (0.0, [0; 2]);
         }
         // A subnormal group would overflow the quotient; its products are below any use.
         let inverse = S::splat((C::LIMIT / largest).min(f32::MAX));
-        let mut rounded = [0.0f32; QUANT_GROUP];
+        let mut sums = [S::zero(); 2];
         let mut i = 0;
         while i < QUANT_GROUP {
+            // |x| is at most the limit: the quotient's error is far below half a step.
             let v = S::load(x.add(i)).mul(inverse).round();
-            v.store(rounded.as_mut_ptr().add(i));
+            C::store(v, codes.as_mut_ptr().add(i));
+            sums[i / 16] = sums[i / 16].add(v);
             i += S::LANES;
         }
-        for (code, x) in codes.iter_mut().zip(rounded) {
-            // |x| is at most the limit: the quotient's error is far below half a step.
-            *code = C::of(x);
-        }
-        largest / C::LIMIT
+        // Whole numbers below 2^24 are exact.
+        let [first, second, ..] = S::sum4([sums[0], sums[1], sums[0], sums[1]]);
+        (largest / C::LIMIT, [first as i32, second as i32])
     }
 }
 
@@ -425,17 +509,12 @@ mod tests {
     fn rounded<C: Code>(isa: Isa, x: &[f32]) -> (Codes<C>, Factors) {
         let mut pool = Pool::new(1).unwrap();
         let (mut codes, mut factors) = (Codes::default(), Factors::default());
-        let sizes = Sizes {
-            columns: x.len(),
-            padded4: x.len().next_multiple_of(64),
-            padded: x.len(),
-            in_pairs: false,
-            lanes: 8,
-        };
+        let sizes = Sizes::new(x.len(), 8, Layout::Vectors);
         let needs = Needs {
             four: true,
             bytes: true,
             panel: true,
+            middle: 8,
             sums: [true; 4],
         };
         assert!(round(
@@ -450,7 +529,7 @@ mod tests {
         (codes, factors)
     }
 
-    fn is_within_half_a_step<C: Code>(isa: Isa) {
+    fn is_within_half_a_step<C: Code + Into<f64>>(isa: Isa) {
         let mut numbers = Numbers(31);
         for size in [1.0f32, 1e-30, 1e-42, 1e30] {
             let x: Vec<f32> = numbers.floats(96).iter().map(|x| x * size).collect();
@@ -459,7 +538,8 @@ mod tests {
                 let (four, place) = (i / 4 * 4, i % 4);
                 let place = [place, [0, 2, 1, 3][place]][C::BYTE_PLANES - 1];
                 let scale = f64::from(factors.panel[i / 32]);
-                let got = f64::from(codes.panel[four + place].wide()) * scale;
+                let code: f64 = codes.panel[four + place].into();
+                let got = code * scale;
                 let step = scale.max(1e-38);
                 assert!(
                     (got - f64::from(*x)).abs() <= 0.51 * step,

@@ -10,10 +10,10 @@ use super::codes::Unpacker;
 use super::exact::Exact;
 use super::integers::{Activation, Integers};
 use super::mxfp4;
-#[cfg(target_arch = "x86_64")]
-use super::pairs;
 use super::prepare::{Precision, Prepared};
 use super::row_codes;
+#[cfg(target_arch = "x86_64")]
+use super::{pairs, quads};
 use crate::Isa;
 use crate::factor::Factor;
 use crate::isa::{dispatch, dispatch_bytes};
@@ -174,7 +174,7 @@ pub(crate) unsafe fn run<K: Factor>(
                 ahead,
                 scales: scales.add(row * w.groups()),
                 biases: biases.add(row * w.groups()),
-                unpacker: unpacker.as_ref(),
+                unpacker,
                 floats,
             };
             if w.has_nibbles() {
@@ -213,6 +213,12 @@ impl<K: Factor> Quad<'_, K> {
                 return;
             }
             let mut first = 0;
+            #[cfg(target_arch = "x86_64")]
+            while !NIBBLES && quads::takes(isa, precision) && first + 8 <= m {
+                quads::products::<K, 2, 8>(self, 0, first);
+                quads::products::<K, 2, 8>(self, 2, first);
+                first += 8;
+            }
             while first + 4 <= m {
                 self.some::<NIBBLES, QUAD, 4>(isa, precision, 0, first);
                 first += 4;
@@ -240,7 +246,7 @@ impl<K: Factor> Quad<'_, K> {
             #[cfg(target_arch = "x86_64")]
             if !NIBBLES && pairs::takes(isa, precision) {
                 match precision {
-                    Precision::Int8 => pairs::products::<K, i8, R, M>(self, skip, first),
+                    Precision::Int8 => quads::products::<K, R, M>(self, skip, first),
                     _ => pairs::products::<K, i16, R, M>(self, skip, first),
                 }
                 return;
@@ -356,6 +362,19 @@ pub(crate) unsafe fn products<
                 }
             }
             g += lanes;
+        }
+        if R == 2 && M.is_multiple_of(2) {
+            // As below, so that a row gives the same in any company.
+            for m in (0..M).step_by(2) {
+                let of = [acc[0][m], acc[R - 1][m], acc[0][m + 1], acc[R - 1][m + 1]];
+                let [a, b, c, d] = P::F::sum4(of);
+                for (m, two) in [(m, [a, b]), (m + 1, [c, d])] {
+                    let y = quad.share.y.add((first + m) * quad.share.stride);
+                    let y = y.add(quad.row + skip);
+                    y.cast::<[f32; 2]>().write_unaligned(two);
+                }
+            }
+            return;
         }
         for m in 0..M {
             let y = quad

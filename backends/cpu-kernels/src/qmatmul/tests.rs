@@ -2,7 +2,7 @@ use super::*;
 use crate::quantized::testing::*;
 
 /// `(rows, columns, bits, group)`.
-const FORMS: [(usize, usize, usize, usize); 28] = [
+const FORMS: [(usize, usize, usize, usize); 34] = [
     (9, 32, 4, 32),
     (6, 576, 4, 32),
     (5, 192, 4, 64),
@@ -32,6 +32,13 @@ const FORMS: [(usize, usize, usize, usize); 28] = [
     (7, 640, 5, 128),
     (6, 224, 6, 16),
     (11, 416, 5, 16),
+    // Whole blocks of 256 with one and two halves behind them, and wide ones.
+    (9, 416, 8, 32),
+    (6, 544, 6, 16),
+    (5, 480, 5, 32),
+    (7, 768, 3, 64),
+    (6, 2720, 5, 32),
+    (5, 2688, 8, 16),
 ];
 
 fn run_all(

@@ -91,6 +91,19 @@ impl Simd for Avx512 {
         unsafe { Self(_mm512_cvtph_ps(_mm256_loadu_si256(from.cast()))) }
     }
     #[inline(always)]
+    unsafe fn store_bytes(self, to: *mut i8) {
+        // SAFETY: see above.
+        unsafe { _mm_storeu_si128(to.cast(), _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(self.0))) }
+    }
+    #[inline(always)]
+    unsafe fn store_words(self, to: *mut i16) {
+        // SAFETY: see above.
+        unsafe {
+            let words = _mm512_cvtepi32_epi16(_mm512_cvtps_epi32(self.0));
+            _mm256_storeu_si256(to.cast(), words);
+        }
+    }
+    #[inline(always)]
     unsafe fn load_u8(from: *const u8) -> Self {
         // SAFETY: see above.
         unsafe {

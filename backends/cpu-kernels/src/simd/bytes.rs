@@ -42,6 +42,8 @@ pub trait Bytes: Copy + 'static {
     unsafe fn high(v: Self::V) -> Self::V;
     /// All lanes 0.
     unsafe fn zero() -> Self::I;
+    /// The number at `from` in every lane.
+    unsafe fn broadcast_sum(from: *const i32) -> Self::I;
     /// Adds the products of codes below 128 with signed bytes.
     unsafe fn dot_small(acc: Self::I, codes: Self::V, x: Self::V) -> Self::I;
     /// The same for any codes; `small` says that they are below 128.
@@ -112,6 +114,11 @@ impl Bytes for PortableBytes {
     #[inline(always)]
     unsafe fn zero() -> [i32; 8] {
         [0; 8]
+    }
+    #[inline(always)]
+    unsafe fn broadcast_sum(from: *const i32) -> [i32; 8] {
+        // SAFETY: the caller vouches for the number.
+        [unsafe { *from }; 8]
     }
     #[inline(always)]
     unsafe fn dot_small(acc: [i32; 8], codes: [u8; 32], x: [u8; 32]) -> [i32; 8] {
@@ -250,6 +257,11 @@ mod x86 {
             unsafe { _mm256_setzero_si256() }
         }
         #[inline(always)]
+        unsafe fn broadcast_sum(from: *const i32) -> __m256i {
+            // SAFETY: see above.
+            unsafe { _mm256_set1_epi32(*from) }
+        }
+        #[inline(always)]
         unsafe fn dot_small(acc: __m256i, codes: __m256i, x: __m256i) -> __m256i {
             // SAFETY: see above.
             unsafe {
@@ -309,15 +321,32 @@ mod x86 {
         }
     }
 
-    /// `vpdpwssd`. The compiler splits the intrinsic into product and sum, which shortens a chain of
-    /// them; here the processor has other chains to work on, and two instructions take twice the time.
+    // The compiler splits the intrinsics into product and sum, which shortens a chain of them; here the processor has other
+    // chains to work on, and two instructions take twice the time.
+
+    /// `vpdpwssd`.
     #[inline]
     #[target_feature(enable = "avx512f,avx512vnni")]
     unsafe fn dpwssd(mut acc: __m512i, codes: __m512i, x: __m512i) -> __m512i {
-        // SAFETY: registers only, and the caller vouches for the instruction.
+        // SAFETY: registers only, and the caller vouches for the instruction, here and below.
         unsafe {
             core::arch::asm!(
                 "vpdpwssd {acc}, {codes}, {x}",
+                acc = inout(zmm_reg) acc, codes = in(zmm_reg) codes, x = in(zmm_reg) x,
+                options(pure, nomem, nostack, preserves_flags)
+            );
+        }
+        acc
+    }
+
+    /// `vpdpbusd`.
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512vnni")]
+    unsafe fn dpbusd(mut acc: __m512i, codes: __m512i, x: __m512i) -> __m512i {
+        // SAFETY: see above.
+        unsafe {
+            core::arch::asm!(
+                "vpdpbusd {acc}, {codes}, {x}",
                 acc = inout(zmm_reg) acc, codes = in(zmm_reg) codes, x = in(zmm_reg) x,
                 options(pure, nomem, nostack, preserves_flags)
             );
@@ -380,14 +409,19 @@ mod x86 {
             unsafe { _mm512_setzero_si512() }
         }
         #[inline(always)]
+        unsafe fn broadcast_sum(from: *const i32) -> __m512i {
+            // SAFETY: see above.
+            unsafe { _mm512_set1_epi32(*from) }
+        }
+        #[inline(always)]
         unsafe fn dot_small(acc: __m512i, codes: __m512i, x: __m512i) -> __m512i {
             // SAFETY: see above.
-            unsafe { _mm512_dpbusd_epi32(acc, codes, x) }
+            unsafe { dpbusd(acc, codes, x) }
         }
         #[inline(always)]
         unsafe fn dot(acc: __m512i, codes: __m512i, x: __m512i, _small: bool) -> __m512i {
             // SAFETY: see above.
-            unsafe { _mm512_dpbusd_epi32(acc, codes, x) }
+            unsafe { dpbusd(acc, codes, x) }
         }
         #[inline(always)]
         unsafe fn nibble_words<const INDEX: u32>(v: __m512i) -> __m512i {

@@ -112,6 +112,11 @@ impl<Q: Quads> Bytes for NeonBytes<Q> {
         unsafe { [vdupq_n_s32(0); 2] }
     }
     #[inline(always)]
+    unsafe fn broadcast_sum(from: *const i32) -> Self::I {
+        // SAFETY: see above.
+        unsafe { [vdupq_n_s32(*from); 2] }
+    }
+    #[inline(always)]
     unsafe fn dot_small(acc: Self::I, codes: Self::V, x: Self::V) -> Self::I {
         // Codes below 128 are the same number as signed bytes.
         // SAFETY: see above.

@@ -47,6 +47,30 @@ pub trait Simd: Copy + 'static {
     unsafe fn store(self, to: *mut f32);
     /// Stores the first `n` elements.
     unsafe fn store_first(self, to: *mut f32, n: usize);
+    /// Stores whole numbers that fit as bytes.
+    #[inline(always)]
+    unsafe fn store_bytes(self, to: *mut i8) {
+        // SAFETY: the caller upholds the trait's contract, and vouches for the numbers.
+        unsafe {
+            let mut all = [0.0f32; 16];
+            self.store(all.as_mut_ptr());
+            for (i, x) in all.iter().enumerate().take(Self::LANES) {
+                *to.add(i) = x.to_int_unchecked::<i32>() as i8;
+            }
+        }
+    }
+    /// The same as words of 16 bits.
+    #[inline(always)]
+    unsafe fn store_words(self, to: *mut i16) {
+        // SAFETY: as above.
+        unsafe {
+            let mut all = [0.0f32; 16];
+            self.store(all.as_mut_ptr());
+            for (i, x) in all.iter().enumerate().take(Self::LANES) {
+                *to.add(i) = x.to_int_unchecked::<i32>() as i16;
+            }
+        }
+    }
     /// The `LANES` packed words at `from`, opaque, for [`Simd::nibble`].
     unsafe fn load_words(from: *const u32) -> Self;
     /// Nibble `INDEX` (0 to 7) of every word, as f32.
