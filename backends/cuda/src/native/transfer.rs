@@ -159,9 +159,8 @@ unsafe extern "C" fn async_eval(
         let outcome = submit(&device, state, ts, n)?;
         if matches!(outcome, Outcome::Done) {
             // SAFETY: the slot's contract: `n` handles; null was passed on above.
-            state
-                .queue
-                .mark(unsafe { core::slice::from_raw_parts(ts, n) })?;
+            let results = unsafe { core::slice::from_raw_parts(ts, n) };
+            state.queue.mark(results)?;
         }
         Ok(outcome)
     };
