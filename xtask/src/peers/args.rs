@@ -66,6 +66,9 @@ pub struct PeersArgs {
     /// Prompt and answer for mlx-lm
     #[arg(long, value_name = "P,N", value_delimiter = ',', num_args = 1, default_values_t = [64, 12])]
     pub mlx_lm_tokens: Vec<u32>,
+    /// Run ours once more with these options too, such as "--precision fast"; may be repeated
+    #[arg(long, value_name = "OPTIONS", allow_hyphen_values = true)]
+    pub also: Vec<String>,
     #[command(flatten)]
     pub common: Common,
 }

@@ -16,6 +16,7 @@ use super::timed::Stopwatch;
 use crate::error::Error;
 use crate::workspace::Workspace;
 
+// Programs of a table.
 const OURS: usize = 0;
 const LLAMA: usize = 1;
 const MLX_LM: usize = 2;
@@ -30,7 +31,8 @@ const PROSE: &str = "The ferry left the harbour before the sun had risen, and th
 
 struct Session<'a> {
     args: &'a PeersArgs,
-    ours: Ours,
+    /// With the options of every run, then with those of each `--also`.
+    ours: Vec<Ours>,
     llama: Llama,
     mlx_lm: Option<MlxLm>,
     clock: Stopwatch,
@@ -45,6 +47,8 @@ pub fn run(workspace: &Workspace, args: &PeersArgs) -> Result<(), Error> {
     };
     let common = &args.common;
     let ours = Ours::prepare(workspace, !common.no_build, common.threads, &common.ours)?;
+    let also = args.also.iter().map(|options| ours.also(options));
+    let ours = std::iter::once(ours.clone()).chain(also).collect();
     let mut subjects = Vec::new();
     for model in &args.models {
         subjects.push(Subject::of(*model, workspace, &scratch, &llama)?);
@@ -63,15 +67,21 @@ pub fn run(workspace: &Workspace, args: &PeersArgs) -> Result<(), Error> {
     let mut text = session.head();
     let mut results = Vec::new();
     for subject in &subjects {
-        let table = session.measure(subject)?;
-        text.push_str(&format!(
-            "\n## {}, {:.0} MiB\n\n{}",
-            subject.name,
-            mib(subject.bytes()),
-            table.markdown()
-        ));
-        results
-            .push(json!({"model": subject.name, "bytes": subject.bytes(), "rows": table.json()}));
+        let tables = session.measure(subject)?;
+        let size = mib(subject.bytes());
+        text.push_str(&format!("\n## {}, {size:.0} MiB\n", subject.name));
+        for (ours, table) in session.ours.iter().zip(&tables) {
+            if tables.len() > 1 {
+                text.push_str(&format!("\n{}:\n", options(ours)));
+            }
+            text.push_str(&format!("\n{}", table.markdown()));
+            results.push(json!({
+                "model": subject.name,
+                "bytes": subject.bytes(),
+                "options": ours.extra,
+                "rows": table.json(),
+            }));
+        }
     }
     let json = json!({
         "machine": machine.json(),
@@ -138,7 +148,8 @@ impl Session<'_> {
         text
     }
 
-    fn measure(&self, subject: &Subject) -> Result<Table, Error> {
+    /// A table for each of ours, of the same runs of others.
+    fn measure(&self, subject: &Subject) -> Result<Vec<Table>, Error> {
         let path = subject.path.display().to_string();
         let prompt = self
             .peer()
@@ -147,27 +158,36 @@ impl Session<'_> {
         if self.mlx_lm.is_some() && subject.shape.is_some() {
             names.push("mlx-lm");
         }
-        let mut table = Table::new(&names);
+        let mut tables = vec![Table::new(&names); self.ours.len()];
         for round in 0..self.args.common.rounds.max(1) {
             eprintln!("{}: round {}", subject.name, round + 1);
             // Who goes first changes, so that a machine that gets slower or faster favours nobody.
-            let order = if round % 2 == 0 {
-                [OURS, LLAMA]
-            } else {
-                [LLAMA, OURS]
-            };
+            let mut order: Vec<Option<usize>> = (0..self.ours.len()).map(Some).collect();
+            order.push(None);
+            if round % 2 == 1 {
+                order.reverse();
+            }
             for who in order {
-                let figures = match who {
-                    OURS => self.our_round(&path, &prompt)?,
-                    _ => self.llama_round(&path, &prompt)?,
-                };
-                table.add_all(who, &figures);
+                match who.and_then(|who| self.ours.get(who).zip(tables.get_mut(who))) {
+                    Some((ours, table)) => {
+                        table.add_all(OURS, &self.our_round(ours, &path, &prompt)?);
+                    }
+                    None => {
+                        let figures = self.llama_round(&path, &prompt)?;
+                        tables
+                            .iter_mut()
+                            .for_each(|table| table.add_all(LLAMA, &figures));
+                    }
+                }
             }
             if let (Some(mlx_lm), Some(shape)) = (&self.mlx_lm, subject.shape) {
-                table.add_all(MLX_LM, &self.mlx_lm_round(mlx_lm, shape)?);
+                let figures = self.mlx_lm_round(mlx_lm, shape)?;
+                tables
+                    .iter_mut()
+                    .for_each(|table| table.add_all(MLX_LM, &figures));
             }
         }
-        Ok(table)
+        Ok(tables)
     }
 
     fn peer(&self) -> Peer<'_> {
@@ -178,7 +198,12 @@ impl Session<'_> {
         }
     }
 
-    fn our_round(&self, model: &str, prompt: &str) -> Result<Vec<(Measure, f64)>, Error> {
+    fn our_round(
+        &self,
+        ours: &Ours,
+        model: &str,
+        prompt: &str,
+    ) -> Result<Vec<(Measure, f64)>, Error> {
         let args = self.args;
         let case = |list: &[(&str, String)]| -> Vec<String> {
             list.iter()
@@ -189,11 +214,11 @@ impl Session<'_> {
             ("-p", args.prompt.to_string()),
             ("-n", args.answer.to_string()),
         ]);
-        let main = self.ours.bench(&self.clock, model, &main)?;
+        let main = ours.bench(&self.clock, model, &main)?;
         let mut figures = main.rates;
         figures.push((Measure::Load, main.load_s));
         figures.push((Measure::Memory, mib(main.max_rss_bytes)));
-        let first = self.ours.first_token(&self.clock, model, prompt)?;
+        let first = ours.first_token(&self.clock, model, prompt)?;
         figures.push((first_token(), first));
         let short = args.short_answer.to_string();
         for (flag, list) in [("-d", depths(args)), ("-b", batches(args))] {
@@ -204,7 +229,7 @@ impl Session<'_> {
                     ("-n", short.clone()),
                     (flag, list.join(",")),
                 ]);
-                figures.extend(self.ours.bench(&self.clock, model, &cases)?.rates);
+                figures.extend(ours.bench(&self.clock, model, &cases)?.rates);
             }
         }
         Ok(figures)
@@ -241,6 +266,13 @@ impl Session<'_> {
             },
         );
         mlx_lm.rates(&self.clock, shape, (tokens(0, 64), tokens(1, 12)), rows)
+    }
+}
+
+fn options(ours: &Ours) -> String {
+    match ours.extra.as_slice() {
+        [] => "With defaults".to_owned(),
+        options => format!("With `{}`", options.join(" ")),
     }
 }
 

@@ -73,6 +73,14 @@ impl Ours {
         Ok(ours)
     }
 
+    /// The same with further options, separated by spaces.
+    pub fn also(&self, options: &str) -> Self {
+        let mut also = self.clone();
+        also.extra
+            .extend(options.split_whitespace().map(str::to_owned));
+        also
+    }
+
     /// Arguments that every command of ours gets.
     pub fn common(&self) -> Vec<String> {
         let mut args = vec![
