@@ -27,7 +27,7 @@ const RANK: &str = "MLXCEL_EXAMPLE_RANK";
 const ADDRESSES: &str = "MLXCEL_EXAMPLE_ADDRESSES";
 /// Elements of the tensors that are summed: around every border there is, up to 64 MB, and such as are MLX's.
 const SIZES: [usize; 16] = [
-    8, 1024, 4096, 4104, 8192, 65_536, 131_072, 131_080, 262_144, 1_000_000, 2_097_152, 2_097_160,
+    8, 1024, 4096, 8192, 8200, 65_536, 131_072, 131_080, 262_144, 1_000_000, 2_097_152, 2_097_160,
     8_388_608, 33_554_432, 4097, 7,
 ];
 /// Elements of a row of an 8B model, and rows of what is timed.
