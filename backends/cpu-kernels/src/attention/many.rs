@@ -56,7 +56,7 @@ pub(super) unsafe fn block<C: Stored>(
     s.queries.resize(queries * p.k_dim, 0.0);
     s.scores.resize(queries * BLOCK_KEYS, 0.0);
     s.keys.resize(p.k_dim * BLOCK_KEYS, 0.0);
-    s.values.resize((BLOCK_KEYS * p.v_dim).max(p.k_dim), 0.0);
+    s.values.resize(BLOCK_KEYS * p.v_dim.max(p.k_dim), 0.0);
     s.accumulated.clear();
     s.accumulated.resize(queries * p.v_dim, 0.0);
     s.best.clear();
@@ -81,10 +81,19 @@ pub(super) unsafe fn block<C: Stored>(
         let pool_row = p.pool_row(task.sequence, key);
         for j in 0..n {
             let k = ((pool_row + j) * p.kv_heads + task.kv_head) * C::FORMAT.row_len(p.k_dim);
-            // SAFETY: the key is inside the pool; `values` has room for it.
-            unsafe { run_widen::<C>(isa, pool_keys.add(k), p.k_dim, s.values.as_mut_ptr()) };
-            for (d, x) in s.values[..p.k_dim].iter().enumerate() {
-                s.keys[d * BLOCK_KEYS + j] = *x;
+            // SAFETY: the key is inside the pool; `values` has room for all of them.
+            unsafe {
+                let to = s.values.as_mut_ptr().add(j * p.k_dim);
+                run_widen::<C>(isa, pool_keys.add(k), p.k_dim, to);
+            }
+        }
+        // Sixteen elements at a time, so that the lines being written stay in the first-level cache.
+        for d0 in (0..p.k_dim).step_by(16) {
+            let d1 = (d0 + 16).min(p.k_dim);
+            for (j, key) in s.values[..n * p.k_dim].chunks_exact(p.k_dim).enumerate() {
+                for (d, x) in (d0..d1).zip(&key[d0..d1]) {
+                    s.keys[d * BLOCK_KEYS + j] = *x;
+                }
             }
         }
         for j in 0..n {
