@@ -15,6 +15,7 @@ const GROUP: &str = include_str!("kernels/group.cuh");
 const CLUSTER: &str = include_str!("kernels/cluster.cuh");
 const FEW: &str = include_str!("kernels/few.cuh");
 const RAW: &str = include_str!("kernels/raw.cuh");
+const LINES: &str = include_str!("kernels/lines.cuh");
 
 /// First generation with a copy engine that brings tiles.
 pub(crate) const ENGINE_ARCHITECTURE: i32 = 90;
@@ -125,6 +126,7 @@ impl Text {
                 FEW,
                 ENGINE,
                 RAW,
+                LINES,
                 include_str!("kernels/experts.cu"),
                 include_str!("kernels/grouped.cu"),
                 include_str!("kernels/pairs.cu"),

@@ -3,7 +3,9 @@
 
     python3 mixture.py [NAME=]FOLDER[,-DKEY=VALUE...][,KEY=VALUE...] ... [--only WORD,...] [--skip WORD,...]
 
-As kernels.py, which it uses. KEY: `warps` (of a block of `pairs_gated`). Times of experts are of launches whose choices differ, so
+As kernels.py, which it uses. KEY: `tiles` (of a block of `pairs_gated`);
+`carveout` (per cent of a multiprocessor's fast memory that kernels prefer to be shared; with a define of its own, since kernels of
+equal texts are the same). Times of experts are of launches whose choices differ, so
 that their weights come from memory; GB/s count every expert that was chosen once.
 """
 import struct
@@ -17,6 +19,8 @@ from kernels import (COLD_BYTES, DEVICE, EPS, GROUP_SIZE, Attention, Call, Varia
 HIDDEN, INNER, EXPERTS, CHOSEN = 2048, 768, 128, 8
 HEADS, KV_HEADS, WIDTH = 32, 4, 128
 SILU = 1
+# `CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT`.
+CARVEOUT = 9
 TILE_BYTES = 200 << 10
 
 
@@ -26,7 +30,7 @@ class MixtureVariant(Variant):
     def wanted(self):
         base = ["F16=0"] + self.defines
         form = ["WEIGHT_BITS=4", f"GROUP_SIZE={GROUP_SIZE}"]
-        newer = [f for f in ("engine.cuh", "raw.cuh", "experts.cu", "grouped.cu", "pairs.cu", "experts_streamed.cu") if self.has(f)]
+        newer = [f for f in ("engine.cuh", "raw.cuh", "lines.cuh", "experts.cu", "grouped.cu", "pairs.cu", "experts_streamed.cu") if self.has(f)]
         experts = newer if self.has("pairs.cu") else ["experts.cu"]
         yield ("experts",), ["common.cuh", "few.cuh", *experts], base + form
         yield ("choice",), ["common.cuh", "choice.cu"], base + ["LOGITS_F32=0"]
@@ -41,6 +45,12 @@ class MixtureVariant(Variant):
         for job in super().wanted():
             if job[0][0] in ("streamed", "rows") or job[0][:2] == ("decode", WIDTH):
                 yield job
+
+    def function(self, key, name, shared=0):
+        found = super().function(key, name, shared)
+        if "carveout" in self.options:
+            self.cuda.checked(self.cuda.driver.cuFuncSetAttribute(found, CARVEOUT, self.options["carveout"]), name)
+        return found
 
     def has(self, file):
         try:
@@ -113,11 +123,11 @@ class Experts:
                 self.residual.data_ptr(), CHOSEN, EXPERTS, HIDDEN, INNER]
 
     def apart_gated(self, cuda, variant, choice):
-        warps = variant.options.get("warps", 3)
-        shared = warps * (64 + 16 * (HIDDEN // 2 + 32) + 64 * HIDDEN // GROUP_SIZE) + 2 * HIDDEN
-        return [Call(cuda, variant.function(("experts",), "pairs_gated", cuda.most_shared), (-(-INNER // (8 * warps)), self.pairs, 1),
-                     32 * warps, shared,
-                     [stack(self.gate), stack(self.up), self.x.data_ptr(), self.both.data_ptr(), choice.data_ptr(), CHOSEN, EXPERTS, INNER,
+        tiles = variant.options.get("tiles", 3)
+        shared = tiles * (8 * HIDDEN + 64 * HIDDEN // GROUP_SIZE + 40) + 2 * HIDDEN + 2 * (4 * HIDDEN // GROUP_SIZE + 32) + 8
+        return [Call(cuda, variant.function(("experts",), "pairs_gated", cuda.most_shared), (-(-INNER // (8 * tiles)), self.pairs, 1),
+                     128 * tiles, shared,
+                     [self.gate.maps.data_ptr(), self.up.maps.data_ptr(), stack(self.gate), stack(self.up), self.x.data_ptr(), self.both.data_ptr(), choice.data_ptr(), CHOSEN, EXPERTS, INNER,
                       HIDDEN, SILU])]
 
     def apart_summed(self, cuda, variant, choice):
@@ -318,7 +328,7 @@ class Dense:
         return record + struct.pack("6i", *([w.n for w in self.weights] + [0] * 3)[:3], *starts), tiles
 
     def clustered(self, cuda, variant, x, outs, norm, residual):
-        columns = next(c for c in (8, 16, 32) if x.shape[0] <= c)
+        columns = next(c for c in (8, 16) if x.shape[0] <= c)
         record, tiles = self.record(128, [w.words for w in self.weights], outs)
         slice_k = self.k // 8
         shared = columns * (slice_k * 2 + slice_k // GROUP_SIZE * 4 + 128 * 4 + 4)
@@ -367,7 +377,7 @@ def dense(cuda, variants, table):
             exact = [w.times(exact_x) + (0 if residual is None else residual.double()) for w in sets[0].weights]
             for variant in variants:
                 ways = [("before", lambda s: s.before(cuda, variant, x, outs, norm, residual, normed_x, made))]
-                if variant.has("clustered.cu"):
+                if variant.has("clustered.cu") and rows <= 16:
                     ways.append(("clustered", lambda s: s.clustered(cuda, variant, x, outs, norm, residual)))
                 for way, make in ways:
                     poison(*outs, normed_x, *made)
@@ -410,7 +420,7 @@ def layers(cuda, variants, table):
                             [stream_call(cuda, variant, o.weights, at.out, [routed.x], residual=x)])
             else:
                 def products(qkv, o, is_new):
-                    if is_new:
+                    if is_new and rows <= 16:
                         return qkv.clustered(cuda, variant, x, outs, norm, None), o.clustered(cuda, variant, at.out, [routed.x], None, x)
                     return (qkv.before(cuda, variant, x, outs, norm, None, normed_x, made),
                             o.before(cuda, variant, at.out, [routed.x], None, x, normed_x, made))
@@ -422,7 +432,7 @@ def layers(cuda, variants, table):
                 is_new, calls = name != "before", []
                 for i, (qkv, o) in enumerate(weights):
                     first, second = products(qkv, o, is_new)
-                    calls += first + (at.together if is_new and rows != 8 else at.apart)(cuda, variant, i) + second
+                    calls += first + (at.together if is_new else at.apart)(cuda, variant, i) + second
                     calls += (routed.together if is_new or rows > 4 else routed.apart)(cuda, variant)
                     calls += [c for make in ways[way] for c in make(cuda, variant, mix.choices[i])]
                 run(calls)

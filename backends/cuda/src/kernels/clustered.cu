@@ -223,4 +223,3 @@ __device__ __forceinline__ void clustered(const Clustered& all, const u16* x, in
   }
 CLUSTERED(8, 4)
 CLUSTERED(16, 3)
-CLUSTERED(32, 3)

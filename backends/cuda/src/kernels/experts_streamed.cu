@@ -1,5 +1,5 @@
 // Products of experts for pairs that are in order of experts, at the speed at which the memory gives the weights. Follows
-// `grouped.cu`.
+// `lines.cuh`.
 //
 // All blocks are there at once and share the tiles of all groups evenly. A tile is 16 rows of a matrix (or 8 of a gate and the same
 // 8 of what it gates) with all of K, and belongs to one warp, which has a ring of its own that the copy engine fills with parts of
@@ -12,7 +12,6 @@
 #if WEIGHT_BITS == 4 && GROUP_SIZE >= 64 && __CUDA_ARCH__ >= 900
 // Groups that a block can meet.
 constexpr int kMostGroups = 64;
-constexpr int kLine = 256, kLineGroups = kLine / GROUP_SIZE;
 
 struct Flow {
   // Tensor maps of the stacks: 8 rows by 128 bytes.
@@ -34,19 +33,6 @@ struct Flow {
   int room;
   int kind;
 };
-
-// Which row of half a tile a lane has, so that lanes that read at once use different banks.
-__device__ __forceinline__ int row_of_lane(int in_tile) {
-  return ((in_tile & 3) << 1) | (in_tile >> 2);
-}
-__device__ __forceinline__ float load_float_shared(u32 address) {
-  float v;
-  asm volatile("ld.shared.f32 %0, [%1];" : "=f"(v) : "r"(address));
-  return v;
-}
-__device__ __forceinline__ void store_float_shared(u32 address, float v) {
-  asm volatile("st.shared.f32 [%0], %1;" ::"r"(address), "f"(v) : "memory");
-}
 
 template <bool GATED>
 __device__ __forceinline__ void flow(const Flow& all) {
@@ -134,34 +120,17 @@ __device__ __forceinline__ void flow(const Flow& all) {
       const int r = i / vectors, at = i - r * vectors;
       const size_t of = all.rows == nullptr ? first_pair + r : all.rows[first_pair + r];
       const uint4 v = *reinterpret_cast<const uint4*>(all.x + of * k + at * 8);
-      u32 p[4];
-      pairs_of<4>(v, 0, p);
-      const uint4 to = make_uint4(times(p[0], SCALE_PLAIN), times(p[1], SCALE_HIGH), times(p[2], SCALE_PLAIN), times(p[3], SCALE_HIGH));
-      store_shared(xs + (at / 8 * 2 + at % 2) * x_step + (r * 4 + at % 8 / 2) * 16, to);
-      float sum = low_float(v.x) + high_float(v.x) + low_float(v.y) + high_float(v.y);
-      sum += low_float(v.z) + high_float(v.z) + low_float(v.w) + high_float(v.w);
-      float start = low_float(to.x) + high_float(to.x) + low_float(to.y) + high_float(to.y);
-      start += low_float(to.z) + high_float(to.z) + low_float(to.w) + high_float(to.w);
-#pragma unroll
-      for (int step = 1; step < GROUP_SIZE / 8; step *= 2) {
-        sum += __shfl_xor_sync(0xFFFFFFFFu, sum, step);
-        start += __shfl_xor_sync(0xFFFFFFFFu, start, step);
-      }
-      if (at % (GROUP_SIZE / 8) == 0) {
-        store_float_shared(sums_of_x + (at / (GROUP_SIZE / 8) * all.room + r) * 4, sum);
-#if F16
-        store_float_shared(starts + (at / (GROUP_SIZE / 8) * all.room + r) * 4, -1024.0f * start);
-#endif
-      }
+      put_values(v, at, xs + r * 64, x_step, sums_of_x + r * 4, starts + r * 4, all.room * 4);
     }
     __syncthreads();
     for (; tile < min(end, until * tiles); tile += warps) {
       const int group = tile / tiles;
       const uint4 own = own_groups[group - first_group];
       const int before = own.y - first_pair, count = own.z;
-      const u32 x_at = xs + ((before + min(in_tile, count - 1)) * 4 + quad) * 16;
-      // Sums of the thread's two columns; those of others where there are none are not used.
+      // Sums of columns that are not there are not used.
       const u32 of_columns = (before + quad * 2) * 4;
+      const Held held{xs + ((before + min(in_tile, count - 1)) * 4 + quad) * 16, x_step, sums_of_x + of_columns, starts + of_columns,
+                      static_cast<u32>(all.room) * 4};
       const u32 scales = slots + slot * 4 * group_bytes + row * row_groups * 2;
       float sums[4] = {};
       for (int part = 0; part < parts; ++part) {
@@ -169,45 +138,8 @@ __device__ __forceinline__ void flow(const Flow& all) {
         const u32 words = ring + stage * stage_bytes;
         wait_barrier(barriers + stage * 8, parity);
         for (int line = 0; line < lines; ++line) {
-          const int at = part * (all.part / kLine) + line;
-          u32 s[2][kLineGroups / 2], b[2][kLineGroups / 2];
-#pragma unroll
-          for (int half = 0; half < 2; ++half) {
-            const u32 of_line = scales + half * group_bytes + at * kLineGroups * 2;
-            if constexpr (kLineGroups == 4) {
-              const uint2 v = load_pair_shared(of_line), w = load_pair_shared(of_line + 2 * group_bytes);
-              s[half][0] = v.x, s[half][1] = v.y, b[half][0] = w.x, b[half][1] = w.y;
-            } else {
-              s[half][0] = load_word_shared(of_line), b[half][0] = load_word_shared(of_line + 2 * group_bytes);
-            }
-          }
-#pragma unroll
-          for (int g = 0; g < kLineGroups; ++g) {
-            const u32 of_group = (at * kLineGroups + g) * all.room * 4 + of_columns;
-            const float x_sums[2] = {load_float_shared(sums_of_x + of_group), load_float_shared(sums_of_x + of_group + 4)};
-            float acc[4] = {};
-#if F16
-            acc[0] = acc[2] = load_float_shared(starts + of_group), acc[1] = acc[3] = load_float_shared(starts + of_group + 4);
-#endif
-#pragma unroll
-            for (int i = 0; i < GROUP_SIZE / 64; ++i) {
-              const int block = g * (GROUP_SIZE / 64) + i;
-              const u32 vx = x_at + (at * 4 + block) * 2 * x_step;
-              const uint4 v0 = load_shared(vx), v1 = load_shared(vx + x_step);
-              const u32 place = line * 1024 + row * 128 + (((block * 2 + (quad >> 1)) ^ row) << 4) + (quad & 1) * 8;
-              const uint2 a = load_pair_shared(words + place), c = load_pair_shared(words + stage_bytes / 2 + place);
-              mma(acc, RAW(a.x, 0x000F000Fu), RAW(c.x, 0x000F000Fu), RAW(a.x, 0x00F000F0u), RAW(c.x, 0x00F000F0u), v0.x, v0.y);
-              mma(acc, RAW(a.x >> 8, 0x000F000Fu), RAW(c.x >> 8, 0x000F000Fu), RAW(a.x >> 8, 0x00F000F0u), RAW(c.x >> 8, 0x00F000F0u),
-                  v0.z, v0.w);
-              mma(acc, RAW(a.y, 0x000F000Fu), RAW(c.y, 0x000F000Fu), RAW(a.y, 0x00F000F0u), RAW(c.y, 0x00F000F0u), v1.x, v1.y);
-              mma(acc, RAW(a.y >> 8, 0x000F000Fu), RAW(c.y >> 8, 0x000F000Fu), RAW(a.y >> 8, 0x00F000F0u), RAW(c.y >> 8, 0x00F000F0u),
-                  v1.z, v1.w);
-            }
-#pragma unroll
-            for (int i = 0; i < 4; ++i) {
-              sums[i] = fmaf(acc[i], group_of(s[i / 2], g) * kUndo, fmaf(x_sums[i % 2], group_of(b[i / 2], g), sums[i]));
-            }
-          }
+          const u32 upper = words + line * 1024;
+          add_line(sums, upper, upper + stage_bytes / 2, scales, group_bytes, part * (all.part / kLine) + line, held, row, quad);
         }
         __syncwarp();
         fetch(stage);

@@ -1,8 +1,7 @@
-// Products of experts for pairs that are each for themselves: a step of very few rows. Follows `grouped.cu`.
+// Products of experts for pairs that are each for themselves: a step of very few rows. Follows `lines.cuh`.
 //
-// All of a block's weights are asked for at once, by the copy engine, as soon as it is known which expert they are of: a warp has
-// a tile of 16 rows with all of K, each row apart from the next by as much as keeps banks free. Nothing is fetched twice and
-// nothing waits for room.
+// All of a block's weights are asked for at once, by the copy engine, as soon as it is known which expert they are of. Nothing is
+// fetched twice and nothing waits for room.
 //
 // `pairs_gated` lets the next launch start when the choice of experts is made, and not before. So `pairs_summed`, which always
 // comes next, may read the choice without waiting, and its weights arrive while the activations are still made.
@@ -29,25 +28,6 @@ __device__ __forceinline__ Slot slot_of(u8* memory, int k, int warp, int warps) 
 // Where what lies behind the tiles of all warps begins.
 __device__ __forceinline__ u32 behind_slots(const Slot& slot, u8* memory, int warps) {
   return shared_address(memory) + warps * (kMostParts * 8 + 16 * slot.pitch + 4 * slot.group_bytes);
-}
-
-__device__ __forceinline__ void fetch_line(u32 to, const void* from, u32 bytes, u32 barrier) {
-  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to), "l"(from), "r"(bytes),
-               "r"(barrier)
-               : "memory");
-}
-__device__ __forceinline__ uint2 load_pair_shared(u32 address) {
-  uint2 v;
-  asm volatile("ld.shared.v2.u32 {%0,%1}, [%2];" : "=r"(v.x), "=r"(v.y) : "r"(address));
-  return v;
-}
-__device__ __forceinline__ u32 load_word_shared(u32 address) {
-  u32 v;
-  asm volatile("ld.shared.u32 %0, [%1];" : "=r"(v) : "r"(address));
-  return v;
-}
-__device__ __forceinline__ void store_shared(u32 address, const uint4& v) {
-  asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
 }
 
 __device__ __forceinline__ void prepare(const Slot& slot, int lane) {
@@ -121,31 +101,86 @@ __device__ __forceinline__ void add_tile(float (&sums)[4], const Slot& slot, u32
   }
 }
 
-// both[pair] = f(gate x) * (up x): a warp has 8 columns of it.
-extern "C" __global__ void __launch_bounds__(256) pairs_gated(
-    Stack gate, Stack up, const u16* x, u16* both, const u32* experts, int chosen, int n_experts, int n, int k, int kind) {
-  extern __shared__ __align__(128) u8 memory[];
-  const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, warps = blockDim.x >> 5, pair = blockIdx.y;
-  const int first = (blockIdx.x * warps + warp) * 8;
-  const Slot slot = slot_of(memory, k, warp, warps);
-  const u32 own_x = behind_slots(slot, memory, warps);
-  prepare(slot, lane);
+// both[pair] = f(gate x) * (up x). Four warps have 8 columns of it and share the sum over K: what is left to do when the last weights
+// have come is little. Maps are those of the stacks.
+extern "C" __global__ void __launch_bounds__(512) pairs_gated(
+    const u8* gate_map, const u8* up_map, Stack gate, Stack up, const u16* x, u16* both, const u32* experts, int chosen, int n_experts,
+    int n, int k, int kind) {
+  constexpr int kSplits = 4, kMostWarps = 16;
+  extern __shared__ __align__(1024) u8 memory[];
+  __shared__ float parts[kMostWarps][16];
+  const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, quad = lane & 3, in_tile = lane >> 2, pair = blockIdx.y;
+  const int tiles = blockDim.x / (32 * kSplits), tile = warp / kSplits, part = warp % kSplits;
+  const int first = (blockIdx.x * tiles + tile) * 8, all_lines = k / kLine, each = (all_lines + kSplits - 1) / kSplits;
+  const int first_line = part * each, lines = first < n ? max(0, min(each, all_lines - first_line)) : 0;
+  const u32 tile_bytes = all_lines * 2048, group_bytes = 16 * (k / GROUP_SIZE);
+  // Lines of the tiles, their scales and biases, barriers of warps and of tiles' scales, x, sums.
+  const u32 base = shared_address(memory), own_lines = base + tile * tile_bytes;
+  const u32 groups = base + tiles * tile_bytes + tile * 4 * group_bytes;
+  const u32 barriers = base + tiles * (tile_bytes + 4 * group_bytes), own_barrier = barriers + warp * 8;
+  const u32 of_groups = barriers + (tiles * kSplits + tile) * 8, xs = barriers + tiles * (kSplits + 1) * 8 + tiles % 2 * 8;
+  const u32 sums_of_x = xs + k * 2, starts = sums_of_x + k / GROUP_SIZE * 4 + 32;
+  if (lane == 0) {
+    init_barrier(own_barrier, 1);
+    if (part == 0) {
+      init_barrier(of_groups, 1);
+    }
+  }
+  fence_barriers();
+  __syncwarp();
   wait_for_inputs();
   let_next_start();
   const int expert = min(__ldcg(experts + pair), static_cast<u32>(n_experts - 1));
-  if (first < n) {
-    fetch_tile(slot, matrix_of(gate, expert, n, k), first, matrix_of(up, expert, n, k), first, k, lane);
+  const int line_of_stack = expert * n + first;
+  if (lane == 0) {
+    if (lines > 0) {
+      expect_bytes(own_barrier, lines * 2048);
+    }
+    if (part == 0 && first < n) {
+      expect_bytes(of_groups, 4 * group_bytes);
+    }
   }
-  put_row(own_x, x + static_cast<size_t>(pair / chosen) * k, k, threadIdx.x, blockDim.x);
+  __syncwarp();
+  if (lane < 2 * lines) {
+    const int line = first_line + (lane >> 1);
+    fetch_box_2(own_lines + (line * 2 + (lane & 1)) * 1024, lane & 1 ? up_map : gate_map, line * 32, line_of_stack, own_barrier);
+  }
+  if (part == 0 && first < n && lane >= 28) {
+    const Stack& of = lane & 1 ? up : gate;
+    const u16* from = (lane & 2 ? of.biases : of.scales) + static_cast<size_t>(line_of_stack) * (k / GROUP_SIZE);
+    fetch_line(groups + (lane - 28) * group_bytes, from, group_bytes, of_groups);
+  }
+  const u16* own_x = x + static_cast<size_t>(pair / chosen) * k;
+  for (int at = threadIdx.x; at < k / 8; at += blockDim.x) {
+    put_values(*reinterpret_cast<const uint4*>(own_x + at * 8), at, xs, 64, sums_of_x, starts, 4);
+  }
   __syncthreads();
-  if (first >= n) {
-    return;
-  }
+  const int row = row_of_lane(in_tile);
   float sums[4] = {};
-  add_tile(sums, slot, own_x, k, 0, lane);
-  if ((lane & 3) == 0) {
-    both[static_cast<size_t>(pair) * n + first + (lane >> 2)] =
-        from_float(gated(to_float(from_float(sums[0])), to_float(from_float(sums[2])), kind));
+  if (lines > 0) {
+    // Every column is the same row of x, the first one counts.
+    const Held held{xs + quad * 16, 64, sums_of_x, starts, 4};
+    wait_barrier(of_groups, 0);
+    wait_barrier(own_barrier, 0);
+    for (int line = first_line; line < first_line + lines; ++line) {
+      const u32 upper = own_lines + line * 2048;
+      add_line(sums, upper, upper + 1024, groups + row * (k / GROUP_SIZE) * 2, group_bytes, line, held, row, quad);
+    }
+  }
+  if (quad == 0) {
+    parts[warp][row] = sums[0];
+    parts[warp][row + 8] = sums[2];
+  }
+  __syncthreads();
+  const int column = blockIdx.x * tiles * 8 + threadIdx.x;
+  if (threadIdx.x < tiles * 8 && column < n) {
+    float g = 0.0f, u = 0.0f;
+#pragma unroll
+    for (int i = 0; i < kSplits; ++i) {
+      g += parts[threadIdx.x / 8 * kSplits + i][threadIdx.x % 8];
+      u += parts[threadIdx.x / 8 * kSplits + i][threadIdx.x % 8 + 8];
+    }
+    both[static_cast<size_t>(pair) * n + column] = from_float(gated(to_float(from_float(g)), to_float(from_float(u)), kind));
   }
 }
 

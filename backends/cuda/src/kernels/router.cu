@@ -35,7 +35,11 @@ __device__ __forceinline__ uint4 sum_of(const uint4& a, const uint4& b) {
       pack(low_float(a.w) + low_float(b.w), high_float(a.w) + high_float(b.w)));
 }
 
-constexpr int kBlocks = 8, kRows = 8, kRouterWarps = 8, kMostTiles = 8, kTogether = 4;
+constexpr int kBlocks = 8, kRows = 8, kRouterWarps = 8, kMostTiles = 8;
+template <int COUNT>
+struct Together {
+  static constexpr int kCount = COUNT;
+};
 
 template <int kHeld>
 __device__ __forceinline__ void routed(const Router& all) {
@@ -72,15 +76,16 @@ __device__ __forceinline__ void routed(const Router& all) {
   extern __shared__ __align__(16) u8 memory[];
   const int pitch = k + 8;
   u16* const rows = reinterpret_cast<u16*>(memory);
-  // A few rows at a time: their values are on their way together, and the text stays short.
-  for (int from = 0; from < count; from += kTogether) {
+  // All rows at once, so that their values are on their way together.
+  auto take = [&](auto of_rows) {
+    constexpr int kTogether = decltype(of_rows)::kCount;
     float sums[kTogether] = {};
     for (int at = threadIdx.x * 8; at < k; at += kThreads * 8) {
       uint4 v[kTogether], w[kTogether];
 #pragma unroll
       for (int i = 0; i < kTogether; ++i) {
         // Those that are not there are the last one again.
-        const size_t place = first + static_cast<size_t>(min(from + i, count - 1)) * k + at;
+        const size_t place = first + static_cast<size_t>(min(i, count - 1)) * k + at;
         v[i] = *reinterpret_cast<const uint4*>(all.x + place);
         if (all.added != nullptr) {
           w[i] = *reinterpret_cast<const uint4*>(all.added + place);
@@ -88,7 +93,7 @@ __device__ __forceinline__ void routed(const Router& all) {
       }
 #pragma unroll
       for (int i = 0; i < kTogether; ++i) {
-        const int row = min(from + i, count - 1);
+        const int row = min(i, count - 1);
         if (all.added != nullptr) {
           v[i] = sum_of(v[i], w[i]);
           if (row == rank) {
@@ -109,13 +114,18 @@ __device__ __forceinline__ void routed(const Router& all) {
     if (lane == 0) {
 #pragma unroll
       for (int i = 0; i < kTogether; ++i) {
-        squares[from + i][warp] = sums[i];
+        squares[i][warp] = sums[i];
       }
     }
+  };
+  if (count == 1) {
+    take(Together<1>{});
+  } else {
+    take(Together<kRows>{});
   }
   if (all.around.normed) {
     __syncthreads();
-#pragma unroll 2
+#pragma unroll 4
     for (int row = 0; row < count; ++row) {
       float sum = 0.0f;
 #pragma unroll

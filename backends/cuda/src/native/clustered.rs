@@ -16,15 +16,14 @@ const MOST_COLUMNS: usize = 8192;
 /// Rows of the weight in a tile, and most tiles: beyond them there is enough work without sharing sums.
 const TILE_ROWS: usize = 128;
 const MOST_TILES: usize = 32;
-/// Rows of x that the kernels are compiled for.
-const ROWS: [(usize, &str); 3] = [
-    (8, "clustered_8"),
-    (16, "clustered_16"),
-    (32, "clustered_32"),
-];
+/// Rows of x that the kernels are compiled for, and columns up to which they were measured to be faster than others.
+const ROWS: [(usize, usize, &str); 2] =
+    [(8, MOST_COLUMNS, "clustered_8"), (16, 2048, "clustered_16")];
 
-fn name_of(rows: usize) -> Option<(usize, &'static str)> {
-    ROWS.into_iter().find(|(most, _)| rows <= *most)
+fn name_of(rows: usize, columns: usize) -> Option<(usize, &'static str)> {
+    ROWS.into_iter()
+        .find(|(most, most_columns, _)| rows <= *most && columns <= *most_columns)
+        .map(|(most, _, name)| (most, name))
 }
 
 /// Whether the kernels take the weight for so many rows.
@@ -35,7 +34,7 @@ fn fits(w: &Weight, rows: usize) -> bool {
         && w.columns <= MOST_COLUMNS
         && w.rows.div_ceil(TILE_ROWS) <= MOST_TILES
         && (w.scales | w.biases).is_multiple_of(16)
-        && name_of(rows).is_some()
+        && name_of(rows, w.columns).is_some()
 }
 
 /// As the kernel lays out its shared memory.
@@ -59,7 +58,10 @@ impl State {
         products: &[(Weight, usize)],
         around: Around,
     ) -> Result<()> {
-        let (Some((first, _)), Some((most_rows, name))) = (products.first(), name_of(rows)) else {
+        let Some((first, _)) = products.first() else {
+            return Ok(());
+        };
+        let Some((most_rows, name)) = name_of(rows, first.columns) else {
             return Ok(());
         };
         let (record, tiles) = weights(products, TILE_ROWS);
@@ -102,12 +104,12 @@ mod tests {
 
     #[test]
     fn small_weights_of_several_rows_are_shared() {
-        assert!(fits(&weight(4096, 2048), 32) && fits(&weight(512, 4096), 5));
-        assert!(!fits(&weight(4096, 2048), 33), "too many rows");
-        assert!(!fits(&weight(14336, 4096), 32), "enough tiles");
-        assert!(!fits(&weight(4096, 768), 32), "no piece for every block");
+        assert!(fits(&weight(4096, 2048), 16) && fits(&weight(512, 4096), 5));
+        assert!(!fits(&weight(4096, 2048), 17) && !fits(&weight(4096, 4096), 9));
+        assert!(!fits(&weight(14336, 4096), 8), "enough tiles");
+        assert!(!fits(&weight(4096, 768), 8), "no piece for every block");
         for columns in [2048, 4096, 8192] {
-            for (rows, _) in ROWS {
+            for (rows, ..) in ROWS {
                 for is_f16 in [false, true] {
                     let bytes = shared_bytes(&weight(128, columns), rows, is_f16);
                     assert!(bytes <= 100 << 10, "{columns} {rows} {bytes}");

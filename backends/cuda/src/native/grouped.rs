@@ -40,7 +40,7 @@ pub(super) struct Order {
 
 /// How `streamed_gated` and `streamed_product` divide a stack.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Flow {
+pub(super) struct Flow {
     warps: usize,
     /// Values of K in a part, and parts that a warp has under way.
     part: usize,
@@ -112,7 +112,7 @@ impl Mixture {
     }
 
     /// How the copy engine brings the stacks, if it can.
-    fn flows(&self, state: &State) -> Option<(Flow, Flow)> {
+    pub(super) fn flows(&self, state: &State) -> Option<(Flow, Flow)> {
         /// Groups that a block can meet.
         const MOST_MET: usize = 64;
         let met = self.most_groups(SMALL_GROUP) / state.processors as usize + 2;

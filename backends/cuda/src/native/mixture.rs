@@ -11,13 +11,15 @@ use mlxcel_backend_mlx::stream::Device;
 
 use super::fused::rows_of;
 use super::grouped::{MOST_GROUPS, Order};
+use super::maps::Reader;
 use super::products::{PLAIN_GROUP_SIZE, Weight, weight};
 use super::routing::MOST_EXPERTS;
 use super::{State, is_half, is_plain, slot, small};
 use crate::driver::{Arguments, Shape};
 use crate::kernels::ENGINE_ARCHITECTURE;
 
-/// Pairs up to which each is for itself.
+/// Pairs up to which each is for itself: where rings bring the experts of pairs in order, and where they do not.
+const MOST_SINGLE_BESIDE_FLOW: usize = 16;
 const MOST_SINGLE: usize = 64;
 /// Values of K that the kernels for quantised stacks take at a time, and most of them that `pairs_gated` and `pairs_summed` take.
 const PIECE: usize = 256;
@@ -217,35 +219,39 @@ impl Held {
     }
 }
 
-/// How pairs are made each for itself: warps of a block and shared memory that it takes, by `pairs_gated` and by `pairs_summed`.
+/// How pairs are made each for itself: tiles or warps of a block and shared memory that it takes, by `pairs_gated` and by `pairs_summed`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Apart {
-    gated_warps: usize,
+    gated_tiles: usize,
     gated_bytes: u32,
     summed_warps: usize,
     summed_bytes: u32,
 }
 
 impl Apart {
+    /// Warps that share a tile of `pairs_gated`.
+    const SPLITS: usize = 4;
+
     fn of(gate: &Weight, down: &Weight, chosen: usize) -> Option<Self> {
         const MOST_WARPS: usize = 8;
+        const MOST_TILES: usize = 4;
         /// Three such blocks find room on a multiprocessor.
         const BLOCK_BYTES: usize = 72 << 10;
-        // As the kernels lay out their shared memory: a warp's barriers, its rows, their scales and biases.
-        let slot = |w: &Weight| {
-            let groups = w.columns / w.group_size as usize;
-            8 * 8 + 16 * (w.columns / 2 + 32) + 4 * 8 * groups * 2
-        };
-        let (wide, narrow) = (slot(gate), slot(down) + 2 * down.columns);
-        let gated_warps = (BLOCK_BYTES - 2 * gate.columns.min(BLOCK_BYTES / 4)) / wide;
-        let gated_warps = gated_warps.clamp(1, MOST_WARPS);
+        let groups = |w: &Weight| w.columns / w.group_size as usize;
+        // As the kernels lay out their shared memory. A tile: its lines, their scales and biases, barriers; x with the sums of its
+        // groups, twice for f16.
+        let tile = gate.columns * 8 + 4 * 16 * groups(gate) + 8 * (Self::SPLITS + 1);
+        let x = 2 * gate.columns + 2 * (4 * groups(gate) + 32) + 8;
+        let gated_tiles = (BLOCK_BYTES.saturating_sub(x) / tile).clamp(1, MOST_TILES);
+        // A warp: barriers, its rows, their scales and biases, and x.
+        let slot = 8 * 8 + 16 * (down.columns / 2 + 32) + 4 * 16 * groups(down) + 2 * down.columns;
         let summed_warps = chosen.min(MOST_WARPS);
         let bytes = |n: usize| u32::try_from(n).ok();
         Some(Self {
-            gated_warps,
-            gated_bytes: bytes(gated_warps * wide + 2 * gate.columns)?,
+            gated_tiles,
+            gated_bytes: bytes(gated_tiles * tile + x)?,
             summed_warps,
-            summed_bytes: bytes(summed_warps * narrow)?,
+            summed_bytes: bytes(summed_warps * slot)?,
         })
     }
 }
@@ -267,7 +273,11 @@ impl Mixture {
                 .step_by(most_rows)
                 .try_for_each(|first| self.part(first, most_rows).submit_single(state, held));
         }
-        if self.pairs() <= MOST_SINGLE {
+        let most_single = match self.flows(state) {
+            Some(_) => MOST_SINGLE_BESIDE_FLOW,
+            None => MOST_SINGLE,
+        };
+        if self.pairs() <= most_single {
             return self.submit_single(state, held);
         }
         self.submit_grouped(state, held)
@@ -320,7 +330,11 @@ impl Mixture {
         let both = held.take(state, self.bytes(self.pairs(), self.gate.rows))?;
         let text = self.gate.whole.experts_text();
         let most = state.most_shared_bytes;
+        let gate_map = state.maps_of(&self.gate.whole, Reader::Flow)?;
+        let up_map = state.maps_of(&self.up.whole, Reader::Flow)?;
         let arguments = Arguments::new()
+            .wide(gate_map)
+            .wide(up_map)
             .record(&self.gate.whole.addresses())
             .record(&self.up.whole.addresses())
             .wide(self.x)
@@ -331,11 +345,11 @@ impl Mixture {
             .int(self.gate.rows as i32)
             .int(self.gate.whole.columns as i32)
             .int(self.kind);
-        // A warp has 8 columns of the result.
-        let blocks = self.gate.rows.div_ceil(8 * apart.gated_warps);
+        // A tile has 8 columns of the result.
+        let blocks = self.gate.rows.div_ceil(8 * apart.gated_tiles);
         let shape = Shape {
             grid: [blocks as u32, self.pairs() as u32, 1],
-            threads: 32 * apart.gated_warps as u32,
+            threads: (32 * Apart::SPLITS * apart.gated_tiles) as u32,
             shared_bytes: apart.gated_bytes,
         };
         // SAFETY: the stacks' matrices are found by their sizes, which were compared; experts outside are the last one.
@@ -463,12 +477,15 @@ mod tests {
     fn blocks_of_pairs_leave_room_for_others() {
         // Qwen3-30B-A3B.
         let apart = Apart::of(&weight(128 * 768, 2048), &weight(128 * 2048, 768), 8).unwrap();
-        assert_eq!((apart.gated_warps, apart.summed_warps), (3, 8));
-        assert_eq!(apart.gated_bytes, 3 * 19_008 + 4096);
+        assert_eq!((apart.gated_tiles, apart.summed_warps), (3, 8));
+        assert_eq!(
+            apart.gated_bytes,
+            3 * (16_384 + 2048 + 40) + 4096 + 2 * 160 + 8
+        );
         assert_eq!(apart.summed_bytes, 8 * (64 + 16 * 416 + 32 * 24 + 1536));
         for columns in [256, 1024, 4096, 8192] {
             let apart = Apart::of(&weight(256, columns), &weight(columns, 256), 2).unwrap();
-            assert!((1..=8).contains(&apart.gated_warps), "{apart:?}");
+            assert!((1..=4).contains(&apart.gated_tiles), "{apart:?}");
             assert!(apart.gated_bytes <= 100 << 10, "{apart:?}");
         }
     }
