@@ -45,20 +45,14 @@ impl Factor for E8m0 {
     unsafe fn load<S: Simd>(from: *const E8m0, n: usize) -> S {
         // SAFETY: n elements are read.
         unsafe {
-            if n >= S::LANES {
-                return S::load_u8(from.cast()).sub(S::splat(128.0)).exp2_int();
+            // 1 becomes 0.
+            let mut bytes = [1u8; 16];
+            let mut from = from.cast();
+            if n < S::LANES {
+                core::ptr::copy_nonoverlapping(from, bytes.as_mut_ptr(), n);
+                from = bytes.as_ptr();
             }
-            if n == 8 {
-                let eight = u64::from_le_bytes(from.cast::<[u8; 8]>().read());
-                let bytes = u128::from(eight).to_le_bytes();
-                return S::load_u8(bytes.as_ptr()).sub(S::splat(128.0)).exp2_int();
-            }
-            let mut scales = [0.0; 16];
-            for (i, scale) in scales.iter_mut().enumerate().take(n) {
-                let exponent = u32::from((*from.add(i)).0);
-                *scale = f32::from_bits((exponent - 1) << 23);
-            }
-            S::load_first(scales.as_ptr(), n)
+            S::load_u8(from).sub(S::splat(128.0)).exp2_int()
         }
     }
 }

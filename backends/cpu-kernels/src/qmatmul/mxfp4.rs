@@ -269,6 +269,8 @@ mod tests {
                     (3, 70, 96),
                     (16, 5, 544),
                     (2, 131, 1024),
+                    (1, 70, 256),
+                    (9, 6, 768),
                     (1, 6, 6144),
                 ] {
                     let parts = parts(&mut numbers, rows, columns);
