@@ -87,7 +87,7 @@ kinds! {
     }
     /// Quantisation modes. Affine: w = scale * q + bias. The others are block floating formats of
     /// the OCP microscaling specification and NVIDIA's nvfp4, without biases.
-    pub mod quant { AFFINE = 1, "affine"; MXFP4 = 2, "mxfp4"; MXFP8 = 3, "mxfp8"; NVFP4 = 4, "nvfp4"; }
+    pub mod quant { AFFINE = 1, "affine"; MXFP4 = 2, "mxfp4"; MXFP8 = 3, "mxfp8"; NVFP4 = 4, "nvfp4"; CENTRED = 5, "centred"; }
     /// Masks of dense attention.
     pub mod mask { NONE = 0, "none"; CAUSAL = 1, "causal"; TENSOR = 2, "tensor"; }
     /// Log levels.

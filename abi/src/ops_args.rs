@@ -108,7 +108,7 @@ abi_args! {
         pub weight: Tensor = Tensor::NONE,
         /// Scales `[.., N, K / group_size]`; u8 exponents for the microscaling modes.
         pub scales: Tensor = Tensor::NONE,
-        /// Biases, same shape as scales; none unless affine. Affine without: centred, `scale * (code - 2^(bits - 1))`,
+        /// Biases, same shape as scales; none unless affine. Centred, or affine without: `scale * (code - 2^(bits - 1))`,
         /// only for a backend whose probe lists the form in `centred_forms`.
         pub biases: Tensor = Tensor::NONE,
         /// Mode, bits and group size.

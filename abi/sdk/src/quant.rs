@@ -12,7 +12,7 @@ const CENTRED_GROUP: usize = 16;
 
 /// Loads a quantised weight of logical shape `leading + [rows, columns]` at `weights`, which has
 /// `weight`, `scales` and, when affine, `biases`. An affine weight in groups of 16, which MLX has none of, is centred where
-/// it has no biases; in other groups a checkpoint that lacks them is damaged.
+/// it has no biases; in other groups a mode of its own says so, and an affine weight that lacks them is damaged.
 pub fn load(
     weights: &Weights,
     spec: QuantSpec,
@@ -62,7 +62,7 @@ pub fn load(
     let (scales, biases) = if spec.mode == quant::AFFINE && !is_centred {
         (factors("scales")?, Some(factors("biases")?))
     } else {
-        // Exponents of the other modes, or the singles of a centred weight.
+        // Exponents of the other modes, or the scales of a centred weight.
         (weights.stored("scales", &groups)?, None)
     };
     Ok(QuantizedTensor {

@@ -1,4 +1,4 @@
-//! Centred weights (6 bits in groups of 16, no biases) in every operation that takes quantised ones, and the experts of a
+//! Centred weights (no biases; 6 bits in groups of 16, or 4, 5 and 8 in groups of 32) in every operation that takes quantised ones, and the experts of a
 //! mixture among them, against f64.
 
 #![allow(
@@ -19,24 +19,35 @@ const EXPERTS: usize = 5;
 const ROWS: usize = 38;
 const COLUMNS: usize = 288;
 
+/// Mode, bits and group size.
+type Form = (u32, u32, usize);
+
+const SIX: Form = (quant::AFFINE, 6, 16);
+const FORMS: [Form; 4] = [
+    SIX,
+    (quant::CENTRED, 8, 32),
+    (quant::CENTRED, 5, 32),
+    (quant::CENTRED, 4, 32),
+];
+
 /// The weight on a device, and what it stands for.
 struct Weight {
     raw: QuantizedWeight,
     wide: Vec<f32>,
 }
 
-/// `matrices` of 0 is one matrix without a leading axis.
-fn weight(d: &Device, matrices: usize) -> Weight {
+/// `matrices` of 0 is one matrix without a leading axis. Groups of 32 have halves as scales.
+fn weight(d: &Device, (mode, bits, group): Form, matrices: usize) -> Weight {
     let elements = matrices.max(1) * ROWS * COLUMNS;
+    let (width, middle) = (bits as usize, (1u32 << (bits - 1)) as f32);
     let codes: Vec<u32> = noise(3, elements)
         .iter()
-        .map(|x| ((x + 1.0) * 31.9) as u32)
+        .map(|x| ((x + 1.0) * (middle - 0.1)) as u32)
         .collect();
-    let scales = noise(4, elements / 16);
-    let mut words = vec![0u32; elements * 6 / 32];
+    let mut words = vec![0u32; elements * width / 32];
     for (i, code) in codes.iter().enumerate() {
-        for bit in (0..6).filter(|bit| code >> bit & 1 == 1) {
-            words[(6 * i + bit) / 32] |= 1 << ((6 * i + bit) % 32);
+        for bit in (0..width).filter(|bit| code >> bit & 1 == 1) {
+            words[(width * i + bit) / 32] |= 1 << ((width * i + bit) % 32);
         }
     }
     let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
@@ -45,16 +56,24 @@ fn weight(d: &Device, matrices: usize) -> Weight {
         shape[usize::from(matrices == 0)..].to_vec()
     };
     let spec = QuantSpec {
-        mode: quant::AFFINE,
-        bits: 6,
-        group_size: 16,
+        mode,
+        bits,
+        group_size: group as u32,
         ..QuantSpec::default()
     };
-    let element = |(i, code): (usize, &u32)| scales[i / 16] * (*code as f32 - 32.0);
+    // Elements of about the same size in every form.
+    let scales: Vec<f32> = noise(4, elements / group)
+        .iter()
+        .map(|scale| scale * 32.0 / middle)
+        .collect();
+    let dtype = if group == 16 { DType::F32 } else { DType::F16 };
+    let stored = d.of(dtype, &scales, &shape(COLUMNS / group));
+    let scales = d.read(op!(d, cast, stored, DType::F32).unwrap());
+    let element = |(i, code): (usize, &u32)| scales[i / group] * (*code as f32 - middle);
     Weight {
         raw: QuantizedWeight {
-            weight: d.bytes(DType::U32, &bytes, &shape(COLUMNS * 6 / 32)),
-            scales: d.f32s(&scales, &shape(COLUMNS / 16)),
+            weight: d.bytes(DType::U32, &bytes, &shape(COLUMNS * width / 32)),
+            scales: stored,
             spec,
             ..QuantizedWeight::default()
         },
@@ -81,16 +100,17 @@ fn limit(error: f64) -> f64 {
 }
 
 #[test]
-fn the_probe_lists_the_form() {
-    let form = r#""centred_forms":[{"bits":6,"group_size":16}]"#;
-    assert!(harness::probe().contains(form));
+fn the_probe_lists_the_forms() {
+    let forms = FORMS.map(|(_, bits, group)| format!(r#"{{"bits":{bits},"group_size":{group}}}"#));
+    let forms = format!(r#""centred_forms":[{}]"#, forms.join(","));
+    assert!(harness::probe().contains(&forms));
 }
 
 #[test]
 fn expansion_rounds_no_more_than_singles_do() {
     let d = Device::open();
-    for matrices in [0, 3] {
-        let w = weight(&d, matrices);
+    for (form, matrices) in FORMS.into_iter().flat_map(|form| [(form, 0), (form, 3)]) {
+        let w = weight(&d, form, matrices);
         let wide = op!(d, dequantize, &raw const w.raw, DType::F32).unwrap();
         let exact: Vec<f64> = w.wide.iter().map(|x| f64::from(*x)).collect();
         close(&d.read(wide), &exact, 8e-6);
@@ -103,8 +123,11 @@ fn expansion_rounds_no_more_than_singles_do() {
 fn products_match_in_every_precision() {
     for (precision, error) in [("exact", 1e-6), ("high", 1e-5), ("fast", 5e-3)] {
         let d = Device::open_with("", &format!(r#"{{"precision":"{precision}"}}"#)).unwrap();
-        let w = weight(&d, 0);
-        for rows in [1, 3, 16, 17, 40] {
+        let cases = FORMS
+            .into_iter()
+            .flat_map(|form| [1, 3, 16, 17, 40].map(|n| (form, n)));
+        for (form, rows) in cases {
+            let w = weight(&d, form, 0);
             let x = noise(7 + rows as u32, rows * COLUMNS);
             let expected: Vec<f64> = x
                 .chunks_exact(COLUMNS)
@@ -124,7 +147,7 @@ fn products_match_in_every_precision() {
 #[test]
 fn what_the_kernels_lack_is_computed_from_the_expanded_weight() {
     let d = Device::open();
-    let w = weight(&d, 0);
+    let w = weight(&d, SIX, 0);
     // The other side of the weight.
     let x = noise(8, 3 * ROWS);
     let expected: Vec<f64> = x
@@ -192,8 +215,11 @@ impl Chosen {
 fn experts_match_for_few_rows_and_for_many() {
     for (precision, error) in [("exact", 1e-6), ("high", 1e-5), ("fast", 5e-3)] {
         let d = Device::open_with("", &format!(r#"{{"precision":"{precision}"}}"#)).unwrap();
-        let w = weight(&d, EXPERTS);
-        for (tokens, k) in [(1, 4), (2, 1), (7, 2), (90, 2)] {
+        let cases = FORMS
+            .into_iter()
+            .flat_map(|form| [(1, 4), (2, 1), (7, 2), (90, 2)].map(|case| (form, case)));
+        for (form, (tokens, k)) in cases {
+            let w = weight(&d, form, EXPERTS);
             let chosen = chosen(tokens, k);
             let x = noise(tokens as u32, tokens * COLUMNS);
             let [lhs_indices, rhs_indices] = chosen.on(&d);
@@ -236,7 +262,7 @@ fn plain_experts_match_in_every_float_type() {
 #[test]
 fn experts_that_are_not_there_are_no_crash() {
     let d = Device::open();
-    let w = weight(&d, EXPERTS);
+    let w = weight(&d, SIX, EXPERTS);
     let bytes = |values: [i32; 2]| -> Vec<u8> {
         values
             .iter()

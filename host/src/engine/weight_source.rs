@@ -103,6 +103,7 @@ impl WeightSource for CheckpointWeights<'_> {
         Ok(self.checkpoint.quant_for(path).map(|spec| QuantSpec {
             mode: match spec.mode {
                 QuantMode::Affine => quant::AFFINE,
+                QuantMode::Centred => quant::CENTRED,
                 QuantMode::Mxfp4 => quant::MXFP4,
                 QuantMode::Mxfp8 => quant::MXFP8,
                 QuantMode::Nvfp4 => quant::NVFP4,

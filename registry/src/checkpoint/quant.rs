@@ -14,6 +14,8 @@ use super::json::kind;
 pub enum QuantMode {
     /// `scale * code + bias`, a scale and a bias per group.
     Affine,
+    /// `scale * (code - 2^(bits - 1))`, a scale per group. No mode of MLX's: made of GGUF for backends that take it.
+    Centred,
     /// 4-bit E2M1 codes, an E8M0 scale per 32.
     Mxfp4,
     /// 8-bit E4M3 codes, an E8M0 scale per 32.
@@ -23,7 +25,7 @@ pub enum QuantMode {
 }
 
 impl QuantMode {
-    /// Every mode.
+    /// Every mode of MLX's.
     pub const ALL: [QuantMode; 4] = [
         QuantMode::Affine,
         QuantMode::Mxfp4,
@@ -31,10 +33,11 @@ impl QuantMode {
         QuantMode::Nvfp4,
     ];
 
-    /// MLX's spelling.
+    /// MLX's spelling where it has the mode.
     pub const fn name(self) -> &'static str {
         match self {
             QuantMode::Affine => "affine",
+            QuantMode::Centred => "centred",
             QuantMode::Mxfp4 => "mxfp4",
             QuantMode::Mxfp8 => "mxfp8",
             QuantMode::Nvfp4 => "nvfp4",
@@ -46,6 +49,7 @@ impl QuantMode {
     pub const fn supported(self) -> (&'static [u32], &'static [u32]) {
         match self {
             QuantMode::Affine => (&[1, 2, 3, 4, 5, 6, 8], &[32, 64, 128]),
+            QuantMode::Centred => (&[4, 5, 8], &[32]),
             QuantMode::Mxfp4 => (&[4], &[32]),
             QuantMode::Mxfp8 => (&[8], &[32]),
             QuantMode::Nvfp4 => (&[4], &[16]),
@@ -56,6 +60,7 @@ impl QuantMode {
     pub const fn defaults(self) -> (u32, u32) {
         match self {
             QuantMode::Affine => (4, 64),
+            QuantMode::Centred => (8, 32),
             QuantMode::Mxfp4 => (4, 32),
             QuantMode::Mxfp8 => (8, 32),
             QuantMode::Nvfp4 => (4, 16),

@@ -1,7 +1,7 @@
 //! Centred weights: affine codes without biases, `scale * (code - 2^(bits - 1))`.
 //!
-//! They come from types of GGUF that have groups of 16, which MLX's forms lack (see `centred_forms` in the
-//! probe). Kernels take them like any other affine weight. What a kernel does not take cannot go to MLX as it
+//! They come from types of GGUF that have groups of 16, which MLX's forms lack, or a bias that says nothing (see
+//! `centred_forms` in the probe). Kernels take them like any other affine weight. What a kernel does not take cannot go to MLX as it
 //! is, so the weight is expanded first.
 
 use core::ffi::c_void;
@@ -16,7 +16,7 @@ use mlxcel_backend_mlx::serde_json::{Value, json};
 use super::State;
 
 /// Bits and group sizes that are taken.
-const FORMS: [(u32, u32); 1] = [(6, 16)];
+const FORMS: [(u32, u32); 4] = [(6, 16), (8, 32), (5, 32), (4, 32)];
 
 /// The forms that the kernels take beside f32 activations, for the probe.
 pub(crate) fn centred_forms() -> Value {
@@ -27,7 +27,9 @@ pub(crate) fn centred_forms() -> Value {
 /// Whether a weight is centred and of a form that the probe lists.
 pub(super) fn is_centred(w: &QuantizedWeight) -> bool {
     let form = (w.spec.bits, w.spec.group_size);
-    w.spec.mode == quant::AFFINE && w.biases.is_none() && FORMS.contains(&form)
+    matches!(w.spec.mode, quant::AFFINE | quant::CENTRED)
+        && w.biases.is_none()
+        && FORMS.contains(&form)
 }
 
 /// Tensors of ours that go away together.

@@ -76,7 +76,7 @@ pub(super) unsafe fn matrix<'a>(
         return unsafe { mxfp4_matrix(native, w, only_two) };
     }
     let is_centred = is_centred(w);
-    if w.spec.mode != quant::AFFINE || (w.biases.is_none() && !is_centred) {
+    if !is_centred && (w.spec.mode != quant::AFFINE || w.biases.is_none()) {
         return Ok(None);
     }
     let (words, s) = (native.view(w.weight)?, native.view(w.scales)?);

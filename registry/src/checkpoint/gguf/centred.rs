@@ -2,12 +2,14 @@
 //!
 //! For types whose offset is fixed and that MLX's affine form lacks or holds only with a bias that says nothing. `Q6_K`
 //! has a scale of 8 bits per 16 elements and one of 16 bits per 256; their product is exact in `F32`, and not in
-//! a half: 8 bits an element in all, where expansion takes 16 and rounds. Only for who says that it takes the form.
+//! a half: 8 bits an element in all, where expansion takes 16 and rounds. `Q4_0`, `Q5_0` and `Q8_0` have a half per 32
+//! elements, so that half a bit an element is saved. Only for who says that it takes the form.
 //! Owns arithmetic. Must not know tensors or files.
 
 use super::dequant::half;
 use super::dequant_k::split;
 use super::ggml_type::GgmlType;
+use super::repack::{GROUP_SIZE, packed_bits};
 
 /// A centred form that somebody takes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -18,13 +20,20 @@ pub struct CentredForm {
     pub group_size: u32,
 }
 
-/// The centred form of a type that has no other packed one.
+/// The centred form of a type.
 pub const fn centred_form(ty: GgmlType) -> Option<CentredForm> {
     match ty {
         GgmlType::Q6_K => Some(CentredForm {
             bits: 6,
             group_size: 16,
         }),
+        GgmlType::Q4_0 | GgmlType::Q5_0 | GgmlType::Q8_0 => match packed_bits(ty) {
+            Some(bits) => Some(CentredForm {
+                bits,
+                group_size: GROUP_SIZE as u32,
+            }),
+            None => None,
+        },
         _ => None,
     }
 }
@@ -32,6 +41,12 @@ pub const fn centred_form(ty: GgmlType) -> Option<CentredForm> {
 /// Scales of whole blocks, in the order of their groups.
 pub(super) fn centred_scales(ty: GgmlType, blocks: &[u8], out: &mut [f32]) {
     if ty != GgmlType::Q6_K {
+        // One half in front of every group.
+        for (block, out) in blocks.chunks_exact(ty.block_bytes()).zip(out) {
+            if let [d0, d1, ..] = block {
+                *out = half(*d0, *d1);
+            }
+        }
         return;
     }
     let blocks = blocks.as_chunks::<210>().0;
@@ -89,9 +104,9 @@ mod tests {
         assert_eq!(sixes(0x3f3f_3f3f_3f3f_3f3f), [0xff; 6]);
     }
 
-    fn code(stream: &[u8], i: usize) -> u32 {
-        (0..6).fold(0, |code, place| {
-            let bit = 6 * i + place;
+    fn code(stream: &[u8], bits: usize, i: usize) -> u32 {
+        (0..bits).fold(0, |code, place| {
+            let bit = bits * i + place;
             code | u32::from(stream[bit / 8] >> (bit % 8) & 1) << place
         })
     }
@@ -115,8 +130,32 @@ mod tests {
             let mut exact = vec![f32::NAN; n];
             dequantize(GgmlType::Q6_K, &blocks, &mut exact);
             for (i, exact) in exact.iter().enumerate() {
-                let found = scales[i / 16] * (code(&codes, i) as f32 - 32.0);
+                let found = scales[i / 16] * (code(&codes, 6, i) as f32 - 32.0);
                 prop_assert_eq!(found, *exact, "{}", i);
+            }
+        }
+
+        #[test]
+        fn groups_with_a_scale_in_front_are_exact(
+            ty in prop::sample::select(vec![GgmlType::Q4_0, GgmlType::Q5_0, GgmlType::Q8_0]),
+            bytes in prop::collection::vec(any::<u8>(), 34 * 3),
+            d in any::<u16>(),
+        ) {
+            let d = if d & 0x7c00 == 0x7c00 { d & !0x4000 } else { d };
+            let mut blocks = bytes[..3 * ty.block_bytes()].to_vec();
+            for block in blocks.chunks_exact_mut(ty.block_bytes()) {
+                block[..2].copy_from_slice(&d.to_le_bytes());
+            }
+            let bits = centred_form(ty).unwrap().bits as usize;
+            let (mut codes, mut scales) = (vec![0; 96 / 8 * bits], vec![0.0; 3]);
+            pack_codes(ty, &blocks, &mut codes);
+            centred_scales(ty, &blocks, &mut scales);
+            let mut exact = vec![f32::NAN; 96];
+            dequantize(ty, &blocks, &mut exact);
+            let middle = (1u32 << (bits - 1)) as f32;
+            for (i, exact) in exact.iter().enumerate() {
+                let found = scales[i / 32] * (code(&codes, bits, i) as f32 - middle);
+                prop_assert_eq!(found, *exact, "{} {}", ty, i);
             }
         }
     }

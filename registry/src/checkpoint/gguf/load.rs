@@ -12,7 +12,7 @@ use super::centred::centred_scales;
 use super::dequant::dequantize;
 use super::ggml_type::GgmlType;
 use super::plan::{Part, Plan, ValueOp};
-use super::repack::{affine_factors, half_factors, pack_codes};
+use super::repack::{affine_factors, half_factors, half_scale, pack_codes};
 use super::rows::RowMap;
 use crate::checkpoint::buffer::{AlignedBuffer, TensorBytes, TensorData};
 use crate::checkpoint::dtype::DType;
@@ -158,7 +158,10 @@ impl Plan {
                 .chunks_exact(self.ty.block_bytes())
                 .zip(out.as_chunks_mut().0);
             for (block, out) in groups {
-                let factors = half_factors(self.ty, block);
+                let factors = match self.is_centred {
+                    true => half_scale(block).map(|scale| (scale, 0)),
+                    false => half_factors(self.ty, block),
+                };
                 fits &= factors.is_some();
                 let (scale, bias) = factors.unwrap_or_default();
                 *out = if part == Part::Scales { scale } else { bias }.to_le_bytes();

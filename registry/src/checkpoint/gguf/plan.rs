@@ -95,8 +95,13 @@ impl Plan {
     /// How the tensor is quantised, if it stays packed.
     pub(super) fn quant(&self) -> Option<QuantSpec> {
         let group_size = self.group_size as u32;
+        // Groups of 16 are known by their size, from before there was a mode for it.
+        let mode = match self.is_centred && self.group_size == GROUP_SIZE {
+            true => QuantMode::Centred,
+            false => QuantMode::Affine,
+        };
         self.bits.map(|bits| QuantSpec {
-            mode: QuantMode::Affine,
+            mode,
             bits,
             group_size,
         })
@@ -143,7 +148,8 @@ impl Plan {
         }
         let mut info = info(self.factor_dtype(), shape);
         // The bias is a multiple of the scale here, and may leave the range of F16.
-        info.may_widen = matches!(self.ty, GgmlType::Q4_0 | GgmlType::Q5_0 | GgmlType::Q8_0);
+        info.may_widen =
+            !self.is_centred && matches!(self.ty, GgmlType::Q4_0 | GgmlType::Q5_0 | GgmlType::Q8_0);
         info
     }
 
@@ -388,6 +394,18 @@ mod tests {
         assert_eq!(taken(6, 16, "a.table", &rows), plain);
         let plain = ("F16 [512, 4]?".to_owned(), None);
         assert_eq!(taken(6, 16, "a.weight", &[AdapterOp::Transpose {}]), plain);
+        let forms = [CentredForm {
+            bits: 8,
+            group_size: 32,
+        }];
+        let of = |ty| plan_as(ty, &[4, 512], "a.weight", &rows, &forms).unwrap();
+        let (eight, five) = (of(GgmlType::Q8_0), of(GgmlType::Q5_0));
+        assert_eq!(parts_of(&eight), "U32 [4, 128], F16 [4, 16]");
+        assert_eq!(
+            eight.quant().map(|spec| spec.to_string()),
+            Some("centred bits 8 group_size 32".to_owned())
+        );
+        assert_eq!(parts_of(&five), "U32 [4, 80], F16 [4, 16]?, F16 [4, 16]?");
     }
 
     #[test]

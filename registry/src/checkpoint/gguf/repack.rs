@@ -6,7 +6,7 @@
 //! codes in 5 bytes, and the golden vectors confirm it with MLX itself.)
 //! The types here have one scale, and a minimum or a fixed offset, per 32 elements, which is the same
 //! arithmetic. `Q2_K`, `Q3_K` and `Q6_K` have groups of 16, which MLX's affine form lacks. `Q6_K` has a centred form,
-//! `scale * (code - 32)`, for who takes that (see `centred`).
+//! `scale * (code - 32)`, for who takes that, and so have the types with a fixed offset (see `centred`).
 //! Owns arithmetic. Must not know tensors or files.
 
 use half::f16;
@@ -138,8 +138,16 @@ pub fn affine_factors(ty: GgmlType, blocks: &[u8], scales: &mut [f32], biases: &
     }
 }
 
-/// Scale and bias of a block of one group as bits of halves. `None` when one of them is no finite half,
-/// and for types whose factors are no halves.
+/// Scale of a block of one group as bits of a half. `None` when it is no finite one.
+pub(super) fn half_scale(block: &[u8]) -> Option<u16> {
+    let [d0, d1, ..] = block else {
+        return None;
+    };
+    let scale = u16::from_le_bytes([*d0, *d1]);
+    is_finite(scale).then_some(scale)
+}
+
+/// As [`half_scale`], with the bias. `None` for types whose factors are no halves, too.
 pub(super) fn half_factors(ty: GgmlType, block: &[u8]) -> Option<(u16, u16)> {
     let [d0, d1, m0, m1, ..] = block else {
         return None;
