@@ -17,6 +17,8 @@ mod prepare;
 #[cfg(target_arch = "x86_64")]
 mod quads;
 mod round;
+#[cfg(target_arch = "x86_64")]
+mod round_avx512;
 mod rows;
 #[cfg(test)]
 mod tests;

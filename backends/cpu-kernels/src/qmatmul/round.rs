@@ -32,6 +32,13 @@ pub(crate) trait Code: Number + Send + Sync + 'static {
     const BYTE_PLANES: usize;
     /// Stores whole numbers within the limit.
     unsafe fn store<S: Simd>(whole: S, to: *mut Self);
+    /// Rounds the rows of a job that needs panels alone, if there is a faster way to.
+    ///
+    /// # Safety
+    /// As for [`round_kernel`].
+    unsafe fn round_panels(_isa: Isa, _job: &Job<'_, Self>) -> bool {
+        false
+    }
 }
 
 impl Code for i8 {
@@ -42,6 +49,14 @@ impl Code for i8 {
     unsafe fn store<S: Simd>(whole: S, to: *mut i8) {
         // SAFETY: forwarded to the caller.
         unsafe { whole.store_bytes(to) }
+    }
+    #[cfg(target_arch = "x86_64")]
+    unsafe fn round_panels(isa: Isa, job: &Job<'_, i8>) -> bool {
+        if isa < Isa::Avx512 {
+            return false;
+        }
+        // SAFETY: the processor has the set; the rest is the caller's promise.
+        unsafe { super::round_avx512::round_panels(job) }
     }
 }
 
@@ -171,21 +186,21 @@ impl Sizes {
 }
 
 /// What the threads write, each its own rows.
-struct Job<'a, C> {
-    x: &'a [f32],
-    sizes: Sizes,
-    needs: Needs,
-    four: *mut C,
-    bytes: *mut C,
-    panel: *mut C,
-    scales_four: *mut f32,
-    scales_bytes: *mut f32,
-    scales_panel: *mut f32,
-    starts: *mut i32,
-    sums: [*mut f32; 4],
-    m: usize,
-    first: usize,
-    last: usize,
+pub(crate) struct Job<'a, C> {
+    pub(crate) x: &'a [f32],
+    pub(crate) sizes: Sizes,
+    pub(crate) needs: Needs,
+    pub(crate) four: *mut C,
+    pub(crate) bytes: *mut C,
+    pub(crate) panel: *mut C,
+    pub(crate) scales_four: *mut f32,
+    pub(crate) scales_bytes: *mut f32,
+    pub(crate) scales_panel: *mut f32,
+    pub(crate) starts: *mut i32,
+    pub(crate) sums: [*mut f32; 4],
+    pub(crate) m: usize,
+    pub(crate) first: usize,
+    pub(crate) last: usize,
 }
 
 impl<C> Clone for Job<'_, C> {
@@ -251,16 +266,16 @@ pub(crate) fn round<C: Code>(
     let job = &job;
     pool.split(m, 1, SERIAL_BELOW / columns + 1, &|range| {
         let (first, last) = (range.start, range.end);
+        let job = Job {
+            first,
+            last,
+            ..*job
+        };
         // SAFETY: `isa` was detected; every layout that is needed has `m` rows; ranges are disjoint.
         unsafe {
-            run_round::<C>(
-                isa,
-                Job {
-                    first,
-                    last,
-                    ..*job
-                },
-            )
+            if !C::round_panels(isa, &job) {
+                run_round::<C>(isa, job);
+            }
         };
     })
 }
@@ -454,7 +469,8 @@ unsafe fn round_group<S: Simd, C: Code>(
         }
         // Whole numbers below 2^24 are exact.
         let [first, second, ..] = S::sum4([sums[0], sums[1], sums[0], sums[1]]);
-        (largest / C::LIMIT, [first as i32, second as i32])
+        let halves = [first, second].map(|sum| sum.to_int_unchecked::<i32>());
+        (largest / C::LIMIT, halves)
     }
 }
 
