@@ -1,7 +1,7 @@
 //! MLX's operations where no row may depend on how many others there are.
 //!
 //! Many of MLX's kernels are chosen by the number of rows, and divide sums by it. Where `deterministic` is asked for, such slots
-//! give way: products with one weight are made row by row, and so are sums along any axis but the last; the others are refused by name, unless
+//! give way: products are made row by row, and so are sums along any axis but the last; the others are refused by name, unless
 //! a device's own kernel takes the call before it comes here. What is left computes each element, or each row along its
 //! last axis, by itself: element by element, moved, gathered, sorted, normed; sums, norms and softmax along the last axis are one block's (CUDA) or
 //! one loop's (CPU) work, whose shape follows the length of the row alone.
@@ -135,10 +135,10 @@ impl Call {
         })
     }
 
-    /// Entry `at` along the first axis, which stays.
-    unsafe fn entry(&self, t: Tensor, dims: &[i64], at: i64) -> Made {
+    /// Entry `at` along an axis, which stays.
+    unsafe fn entry(&self, t: Tensor, dims: &[i64], axis: usize, at: i64) -> Made {
         let (mut starts, mut stops) = (vec![0; dims.len()], dims.to_vec());
-        if let (Some(start), Some(stop)) = (starts.first_mut(), stops.first_mut()) {
+        if let (Some(start), Some(stop)) = (starts.get_mut(axis), stops.get_mut(axis)) {
             (*start, *stop) = (at, at + 1);
         }
         let strides = vec![1; dims.len()];
@@ -153,18 +153,24 @@ impl Call {
         self.made(|out| unsafe { (self.mlx.slice)(self.ctx, t, &raw const args, out, self.err) })
     }
 
-    /// `each` for every entry along the first axis, put together again.
-    unsafe fn one_by_one(&self, t: Tensor, dims: &[i64], each: impl Fn(Tensor) -> Made) -> Made {
-        let count = dims.first().copied().unwrap_or(1);
+    /// `each` for every entry along an axis and its place, put together again.
+    unsafe fn one_by_one(
+        &self,
+        t: Tensor,
+        dims: &[i64],
+        axis: usize,
+        each: impl Fn(Tensor, i64) -> Made,
+    ) -> Made {
+        let count = dims.get(axis).copied().unwrap_or(1);
         if count <= 1 {
-            return each(t);
+            return each(t, 0);
         }
         let mut made = Vec::new();
         let mut failed = None;
         for at in 0..count {
             // SAFETY: forwarded to the caller.
-            let result = unsafe { self.entry(t, dims, at) }.and_then(|entry| {
-                let result = each(entry);
+            let result = unsafe { self.entry(t, dims, axis, at) }.and_then(|entry| {
+                let result = each(entry, at);
                 // SAFETY: as above.
                 unsafe { self.release(entry) };
                 result
@@ -181,7 +187,14 @@ impl Call {
             Some(code) => Err(code),
             // SAFETY: as above; the list is live.
             None => self.made(|out| unsafe {
-                (self.mlx.concat)(self.ctx, made.as_ptr(), made.len(), 0, out, self.err)
+                (self.mlx.concat)(
+                    self.ctx,
+                    made.as_ptr(),
+                    made.len(),
+                    axis as i32,
+                    out,
+                    self.err,
+                )
             }),
         };
         for t in made {
@@ -200,11 +213,11 @@ impl Call {
         };
         match leading.len() {
             0 => each(x),
-            1 => unsafe { self.one_by_one(x, &dims, each) },
+            1 => unsafe { self.one_by_one(x, &dims, 0, |row, _| each(row)) },
             _ => unsafe {
                 let flat = [leading.iter().product::<i64>(), *width];
                 let rows = self.reshaped(x, &flat)?;
-                let made = self.one_by_one(rows, &flat, each);
+                let made = self.one_by_one(rows, &flat, 0, |row, _| each(row));
                 self.release(rows);
                 let made = made?;
                 let last = self
@@ -266,11 +279,46 @@ unsafe extern "C" fn matmul(
         let call = Call::new(ctx, err);
         match call.dims(b) {
             Ok(dims) if dims.len() <= 2 => {}
-            Ok(_) => return refuse(ctx, err, "matmul of a stack"),
+            Ok(dims) => return stacks(&call, [a, b], &dims, out),
             Err(code) => return code,
         }
         let each = |row| call.made(|out| (call.mlx.matmul)(ctx, row, b, out, err));
         give(call.row_by_row(a, each), out)
+    }
+}
+
+/// Products of stacks: rows may be entries of the first axis or rows of its matrices, so that each row goes with each matrix by
+/// itself.
+///
+/// # Safety
+/// As for every slot.
+unsafe fn stacks(call: &Call, [a, b]: [Tensor; 2], of_b: &[i64], out: *mut Tensor) -> Status {
+    // SAFETY: forwarded to the caller.
+    unsafe {
+        let of_a = match call.dims(a) {
+            Ok(dims) => dims,
+            Err(code) => return code,
+        };
+        let (count, rank) = (of_b.first().copied().unwrap_or(1), of_b.len());
+        if of_a.len() != rank || (count != 1 && of_a.first() != Some(&count)) {
+            return refuse(call.ctx, call.err, "matmul of unequal stacks");
+        }
+        let rows = |a, b| {
+            let of_a = call.dims(a)?;
+            call.one_by_one(a, &of_a, rank - 2, |row, _| {
+                call.made(|out| (call.mlx.matmul)(call.ctx, row, b, out, call.err))
+            })
+        };
+        let each = |a, at| {
+            if count == 1 {
+                return rows(a, b);
+            }
+            let matrix = call.entry(b, of_b, 0, at)?;
+            let made = rows(a, matrix);
+            call.release(matrix);
+            made
+        };
+        give(call.one_by_one(a, &of_a, 0, each), out)
     }
 }
 
@@ -345,7 +393,7 @@ unsafe extern "C" fn reduce(
         match crosses(&dims, axes) {
             false => whole(a, out),
             true => give(
-                call.one_by_one(a, &dims, |t| call.made(|out| whole(t, out))),
+                call.one_by_one(a, &dims, 0, |t, _| call.made(|out| whole(t, out))),
                 out,
             ),
         }
@@ -374,7 +422,7 @@ unsafe extern "C" fn softmax(
         match crosses(&dims, &[axis]) {
             false => whole(a, out),
             true => give(
-                call.one_by_one(a, &dims, |t| call.made(|out| whole(t, out))),
+                call.one_by_one(a, &dims, 0, |t, _| call.made(|out| whole(t, out))),
                 out,
             ),
         }

@@ -14,6 +14,7 @@ mod batching;
 mod batching_caches;
 mod batching_quantised;
 mod cross_attention;
+mod deterministic;
 mod device_sampling;
 mod kv_types;
 mod prefix_cache;

@@ -5,6 +5,7 @@
 //!   bin/mlxcel  lib/mlxcel/plugins/...    as `dist` lays them out, optimised
 //!   bin/conformance  conformance.py       the conformance suite on the device, in several processes
 //!   checkpoint.py                         writes random checkpoints of real shapes
+//!   deterministic.py                      checks that answers with --deterministic depend on their request alone
 //!   faults.py                             checks what happens when memory runs out
 //!   gguf_checkpoint.py                    the same shapes as GGUF, for other programs; run by hand
 //!   kernels.py  kernels/...               checks and times the kernels of a decode step by themselves
@@ -32,9 +33,10 @@ const CONFORMANCE: &str = "conformance";
 /// Where the kernels' texts are.
 const KERNELS: &str = "backends/cuda/src/kernels";
 /// Scripts of the bundle, by name.
-const SCRIPTS: [(&str, &str); 8] = [
+const SCRIPTS: [(&str, &str); 9] = [
     ("checkpoint.py", include_str!("checkpoint.py")),
     ("conformance.py", include_str!("conformance.py")),
+    ("deterministic.py", include_str!("deterministic.py")),
     ("faults.py", include_str!("faults.py")),
     ("gguf_checkpoint.py", include_str!("gguf_checkpoint.py")),
     ("kernels.py", include_str!("kernels.py")),

@@ -22,6 +22,8 @@ for case in "llama8b 4" "llama8b 16" "smollm2 4"; do
 done
 python3 "$here/faults.py" "$mlxcel" "$work/smollm2-4" cuda || exit 1
 python3 "$here/conformance.py" "$here/bin/conformance" "$here/lib/mlxcel/plugins" cuda --out "$work" --cache "$work/compiled" || exit 1
+python3 "$here/conformance.py" "$here/bin/conformance" "$here/lib/mlxcel/plugins" cuda --groups rows --options '{"deterministic":true}' || exit 1
+python3 "$here/deterministic.py" "$mlxcel" "$work/smollm2-4" cuda || exit 1
 # Compiling takes mlx-lm longer than all that is timed. Where there is a second device it has that one meanwhile, else it comes last.
 devices=$(nvidia-smi -L | wc -l)
 mlx_lm() {

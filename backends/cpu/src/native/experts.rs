@@ -244,7 +244,7 @@ fn products(
         let x = x.get(row * choice.columns..(row + 1) * choice.columns);
         let chosen = choice.matrices().zip(out.chunks_exact_mut(stack.rows));
         let targets = chosen.map(|(of_w, y)| {
-            let w = stack.joining(of_w, 1)?;
+            let w = stack.joining(state, of_w, 1)?;
             Some(qmatmul::Target { w, y })
         });
         let targets: Option<Vec<_>> = targets.collect();

@@ -358,7 +358,7 @@ fn products(
     let m = x.len() / layers.first().map_or(1, Layer::columns);
     let (mut targets, mut joined) = (Vec::new(), Vec::new());
     for (layer, out) in layers.iter().zip(outs) {
-        let is_joining = matches!(&layer.weight, Weight::Packed(w) if qmatmul::takes(m, w));
+        let is_joining = matches!(&layer.weight, Weight::Packed(w) if state.joins(m, w));
         if let (Weight::Packed(w), true) = (&layer.weight, is_joining) {
             joined.push(layer);
             targets.push(qmatmul::Target { w: *w, y: out });
@@ -469,8 +469,8 @@ fn gated(
     let (inner, isa) = (gate.rows(), state.isa);
     let m = out.len() / inner;
     if let (Weight::Packed(g), Weight::Packed(u)) = (&gate.weight, &up.weight)
-        && qmatmul::takes(m, g)
-        && qmatmul::takes(m, u)
+        && state.joins(m, g)
+        && state.joins(m, u)
     {
         let out = Shared::new(out);
         let mut targets = [

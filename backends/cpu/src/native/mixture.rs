@@ -249,7 +249,10 @@ impl Mixture<'_> {
                 true => x,
                 false => &x[places.start * columns..places.end * columns],
             };
-            let stacks = (self.gate.joining(*expert, m), self.up.joining(*expert, m));
+            let stacks = (
+                self.gate.joining(state, *expert, m),
+                self.up.joining(state, *expert, m),
+            );
             if let (Some(gate), Some(up)) = stacks {
                 if !is_shared {
                     inputs.push(own);
@@ -321,7 +324,7 @@ impl Mixture<'_> {
         let matrices: Vec<_> = order
             .groups
             .iter()
-            .map(|group| self.down.joining(group.expert, group.places.len()))
+            .map(|group| self.down.joining(state, group.expert, group.places.len()))
             .collect();
         let is_joined = matrices.iter().all(Option::is_some);
         let (mut inputs, mut targets) = (vec![], vec![]);

@@ -66,6 +66,8 @@ pub(crate) struct State {
 thread_local! {
     /// States of the backends opened on this thread.
     static STATES: RefCell<Vec<State>> = const { RefCell::new(Vec::new()) };
+    /// Copies without gaps that the call under way has made; none where they are not to be made.
+    static COPIES: RefCell<Option<Vec<Tensor>>> = const { RefCell::new(None) };
 }
 
 fn install(table: &mut BackendOps, settings: &KernelSettings) -> Result<()> {
@@ -146,7 +148,13 @@ unsafe fn attempt(
             };
             fallback = Some(Rc::clone(&state.mlx));
             // SAFETY: the slot's contract.
-            kernel(unsafe { Native::from_raw(ctx) }?, state)
+            let (native, last) = unsafe { (Native::from_raw(ctx)?, Native::from_raw(ctx)?) };
+            COPIES.set(state.keeps_rows_apart.then(Vec::new));
+            let outcome = kernel(native, state);
+            for copy in COPIES.take().unwrap_or_default() {
+                last.release(copy)?;
+            }
+            outcome
         })
     });
     match (outcome, fallback) {
@@ -191,10 +199,36 @@ macro_rules! slot {
 }
 use slot;
 
-/// A contiguous f32 view, or none.
+/// A contiguous f32 view, or none. Of several rows there may be gaps where of one there are none, which must not decide who
+/// computes a row where rows are kept apart: then what has gaps is copied.
 fn floats(native: &Native<'_>, t: Tensor) -> Result<Option<View>> {
     let view = native.view(t)?;
-    Ok((view.is_contiguous && view.dtype == DType::F32 && !view.is_empty()).then_some(view))
+    if view.dtype != DType::F32 || view.is_empty() {
+        return Ok(None);
+    }
+    if view.is_contiguous {
+        return Ok(Some(view));
+    }
+    if COPIES.with_borrow(Option::is_none) {
+        return Ok(None);
+    }
+    let (copy, to) = native.allocate(DType::F32, view.shape())?;
+    COPIES.with_borrow_mut(|copies| copies.get_or_insert_default().push(copy));
+    let mut at = vec![0_i64; view.shape().len()];
+    // SAFETY: freshly allocated with this type; nobody else knows it.
+    for element in unsafe { to.as_mut_slice::<f32>() } {
+        let offset: i64 = at.iter().zip(view.strides()).map(|(i, s)| i * s).sum();
+        // SAFETY: the strides of a view lead to elements of its tensor, which the caller holds.
+        *element = unsafe { view.data.cast::<f32>().offset(offset as isize).read() };
+        for (i, dim) in at.iter_mut().zip(view.shape()).rev() {
+            *i += 1;
+            if *i < *dim {
+                break;
+            }
+            *i = 0;
+        }
+    }
+    Ok(Some(to))
 }
 
 /// A new f32 tensor that a kernel fills, released again when the kernel fails.

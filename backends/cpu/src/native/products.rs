@@ -192,6 +192,23 @@ fn quantized(
     })
 }
 
+impl State {
+    /// Rows of x that kernels for few rows take at a time.
+    fn most_joined_rows(&self) -> usize {
+        /// With four rows and more they scale the weight's values in place of their sums.
+        const MOST_EXACT: usize = 3;
+        match (self.keeps_rows_apart, self.precision) {
+            (true, Precision::Exact) => MOST_EXACT,
+            _ => qmatmul::MAX_ROWS,
+        }
+    }
+
+    /// Whether those kernels take a product of `m` rows.
+    pub(super) fn joins(&self, m: usize, w: &QuantizedMatrix<'_>) -> bool {
+        m <= self.most_joined_rows() && qmatmul::takes(m, w)
+    }
+}
+
 /// Rows through `product`, so many at a time that one kernel takes them all. False when it was false.
 fn in_slabs(
     state: &mut State,
@@ -214,7 +231,11 @@ pub(super) fn packed_product(
     w: QuantizedMatrix<'_>,
     out: &mut [f32],
 ) -> bool {
-    let most_rows = if w.has_one_type() { qmatmul::MAX_ROWS } else { 1 };
+    let most_rows = if w.has_one_type() {
+        state.most_joined_rows()
+    } else {
+        1
+    };
     if state.keeps_rows_apart && x.len() > most_rows * w.columns() {
         // Kernels for more rows round activations, and order sums, in another way.
         let sizes = [w.columns(), w.rows()];
@@ -222,7 +243,7 @@ pub(super) fn packed_product(
             packed_product(state, x, w, out)
         });
     }
-    if qmatmul::takes(x.len() / w.columns(), &w) {
+    if state.joins(x.len() / w.columns(), &w) {
         let mut targets = [qmatmul::Target { w, y: out }];
         return qmatmul::matmul(
             state.isa,

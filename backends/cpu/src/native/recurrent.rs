@@ -16,6 +16,14 @@ pub(super) fn install(table: &mut BackendOps) {
     table.gated_delta = gated_delta_slot;
 }
 
+/// What is written, and so is not a copy.
+fn in_place(native: &Native<'_>, t: Tensor) -> Result<Option<View>> {
+    match native.view(t)?.is_contiguous {
+        true => floats(native, t),
+        false => Ok(None),
+    }
+}
+
 fn integers(native: &Native<'_>, t: Tensor) -> Result<Option<View>> {
     let view = native.view(t)?;
     Ok((view.is_contiguous && view.dtype == DType::I32).then_some(view))
@@ -64,7 +72,7 @@ unsafe fn convolve(
     let (Some(x), Some(weight), Some(pool)) = (
         floats(&native, args.x)?,
         floats(&native, args.weight)?,
-        floats(&native, args.pool)?,
+        in_place(&native, args.pool)?,
     ) else {
         return Ok(None);
     };
@@ -124,7 +132,7 @@ unsafe fn step(
         floats(&native, args.v)?,
         floats(&native, args.g)?,
         floats(&native, args.beta)?,
-        floats(&native, args.pool)?,
+        in_place(&native, args.pool)?,
     ) else {
         return Ok(None);
     };

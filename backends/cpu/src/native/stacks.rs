@@ -6,7 +6,6 @@ use mlxcel_abi::{DType, Result, Tensor};
 use mlxcel_backend_mlx::native::Native;
 use mlxcel_cpu_kernels::QuantizedMatrix;
 use mlxcel_cpu_kernels::gemm::Weight;
-use mlxcel_cpu_kernels::qmatmul;
 
 use super::State;
 use super::products::{matrix, packed_product, plain_product};
@@ -99,9 +98,14 @@ impl<'a> Stack<'a> {
     }
 
     /// The quantised matrix, where it is one for products with `m` rows that go together.
-    pub(super) fn joining(&self, index: usize, m: usize) -> Option<QuantizedMatrix<'a>> {
+    pub(super) fn joining(
+        &self,
+        state: &State,
+        index: usize,
+        m: usize,
+    ) -> Option<QuantizedMatrix<'a>> {
         match self.form {
-            Form::Packed(whole) if qmatmul::takes(m, &whole) => {
+            Form::Packed(whole) if state.joins(m, &whole) => {
                 whole.rows_from(index * self.rows, self.rows)
             }
             _ => None,

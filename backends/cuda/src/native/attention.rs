@@ -11,7 +11,7 @@ use mlxcel_backend_mlx::stream::Device;
 
 use super::decode::{self, Decode};
 use super::pending::{Append, HeadNorms, Turn};
-use super::{COUNTERS, Outcome, State, attempt, is_half, is_plain, small};
+use super::{COUNTERS, Outcome, State, attempt, is_half, is_plain, refuse_gaps, small};
 use crate::driver::{Arguments, Element, Shape, TensorMap, Tiling};
 use crate::kernels::{GROUP_ARCHITECTURE, PREFILL_KEYS, PREFILL_ROWS, PREFILL_STAGES, Text};
 
@@ -218,6 +218,7 @@ pub(super) unsafe fn attend(
     let [q, k, v, k_pool, v_pool] = views;
     let (q, k, v, k_pool, v_pool) = (q?, k?, v?, k_pool?, v_pool?);
     let all = [&q, &k, &v, &k_pool, &v_pool];
+    refuse_gaps(state, &[&q, &k, &v])?;
     let same = all
         .iter()
         .all(|view| view.dtype == q.dtype && is_plain(view, 16));

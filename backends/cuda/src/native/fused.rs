@@ -15,7 +15,7 @@ use super::plan::Way;
 use super::products::{Weight, plain, plain_weight, quantized, weight};
 use super::rows::{gated, norm, pairwise};
 use super::submit::Around;
-use super::{Outcome, State, attempt, is_half, is_plain, slot};
+use super::{Outcome, State, attempt, is_half, is_plain, refuse_gaps, slot};
 
 /// Layers of one input that go together at most.
 const MOST_LAYERS: usize = 3;
@@ -170,6 +170,7 @@ pub(super) fn rows_of(
     x: Tensor,
 ) -> Result<Option<(View, usize)>> {
     let view = state.input(device, x)?;
+    refuse_gaps(state, &[&view])?;
     let fits = is_half(view.dtype) && is_plain(&view, 16) && view.shape().len() == 2;
     let rows = view.shape().first().map_or(0, |n| *n as usize);
     Ok(fits.then_some((view, rows)))

@@ -421,6 +421,18 @@ fn is_plain(view: &View, alignment: usize) -> bool {
     view.is_contiguous && !view.is_empty() && (view.data as usize).is_multiple_of(alignment)
 }
 
+/// Of several rows there may be gaps where of one there are none, which must not decide who computes a row.
+fn refuse_gaps(state: &State, views: &[&View]) -> Result<()> {
+    let has_gaps = |view: &&View| is_half(view.dtype) && !view.is_empty() && !is_plain(view, 2);
+    if state.keeps_rows_apart && views.iter().any(has_gaps) {
+        return Err(AbiError::new(
+            status::UNAVAILABLE,
+            "option deterministic: backend cuda has no kernel for rows with gaps between them; leave the option out for this model",
+        ));
+    }
+    Ok(())
+}
+
 /// A number that kernels take in 32 bits, or none.
 fn small(value: i64) -> Option<i32> {
     i32::try_from(value).ok()

@@ -11,7 +11,7 @@ use mlxcel_backend_mlx::native::View;
 use mlxcel_backend_mlx::stream::Device;
 
 use super::plan::Plan;
-use super::{State, is_half, is_plain, slot, small};
+use super::{State, is_half, is_plain, refuse_gaps, slot, small};
 use crate::driver::{Arguments, Shape};
 use crate::kernels::Text;
 
@@ -137,6 +137,7 @@ fn activations(
     columns: usize,
 ) -> Result<Option<View>> {
     let view = state.input(device, x)?;
+    refuse_gaps(state, &[&view])?;
     let fits = is_half(view.dtype)
         && is_plain(&view, 16)
         && view.shape().last() == Some(&(columns as i64));

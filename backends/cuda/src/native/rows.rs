@@ -8,7 +8,7 @@ use mlxcel_backend_mlx::stream::Device;
 
 use super::pending::{HeadNorms, Pending, Sum, Turn};
 use super::routing::Norm;
-use super::{State, is_half, is_plain, slot, small};
+use super::{State, is_half, is_plain, refuse_gaps, slot, small};
 use crate::driver::{Arguments, Shape};
 use crate::kernels::Text;
 
@@ -45,6 +45,7 @@ pub(super) fn norm(
 ) -> Result<Option<Tensor>> {
     state.settle(&device, &[x, w])?;
     let view = state.input(&device, x)?;
+    refuse_gaps(state, &[&view])?;
     let width = view.shape().last().copied().unwrap_or(0);
     if !is_half(view.dtype) || !is_plain(&view, 4) || width % 2 != 0 {
         return Ok(None);
@@ -127,6 +128,7 @@ fn rotate(device: Device<'_>, state: &mut State, args: &RopeArgs) -> Result<Opti
         state.input(&device, args.x)?,
         state.input(&device, args.positions)?,
     );
+    refuse_gaps(state, &[&x])?;
     let &[rows, heads, width] = x.shape() else {
         return Ok(None);
     };
@@ -192,6 +194,7 @@ pub(super) fn gated(
     }
     state.settle(&device, &[gate, up])?;
     let (a, b) = (state.input(&device, gate)?, state.input(&device, up)?);
+    refuse_gaps(state, &[&a, &b])?;
     let fits = is_half(a.dtype)
         && a.dtype == b.dtype
         && a.shape() == b.shape()
