@@ -76,7 +76,7 @@ fn main() {
             for m in [1, 4, 8, 16] {
                 let how = (Isa::best(), precision);
                 print!("{rows:>5} x {columns:<5} {m:>2} rows, {precision:?}:");
-                let mut print = |name: &str, bits: f64, seconds: f64| {
+                let print = |name: &str, bits: f64, seconds: f64| {
                     let bytes = elements as f64 * bits / 8.0 * matrices as f64;
                     let us = seconds / matrices as f64 * 1e6;
                     print!("  {name} {us:>7.1} us {:>5.1} GB/s", bytes / seconds / 1e9);
