@@ -213,7 +213,9 @@ impl Call {
         };
         match leading.len() {
             0 => each(x),
+            // SAFETY: as above.
             1 => unsafe { self.one_by_one(x, &dims, 0, |row, _| each(row)) },
+            // SAFETY: as above.
             _ => unsafe {
                 let flat = [leading.iter().product::<i64>(), *width];
                 let rows = self.reshaped(x, &flat)?;

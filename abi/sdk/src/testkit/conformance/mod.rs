@@ -28,6 +28,7 @@ mod movement;
 mod norms;
 mod ordering;
 mod paging;
+mod parts;
 mod products;
 mod quantised_pools;
 mod quantization;
