@@ -22,8 +22,8 @@ import tempfile
 import threading
 import time
 
-# Groups with most kernels to compile; the others go last and fill what is left.
-FIRST = ("quantization", "fused", "mixture", "composed", "products", "selecting", "recurrence")
+# Groups with most kernels to compile, which go last: some take half a minute each, and the others shall be known by then.
+LAST = ("mixture", "fused", "composed", "quantization")
 DTYPE = re.compile(r"\b(bf16|f16|f32)\b", re.IGNORECASE)
 TMPFS = "/dev/shm"
 
@@ -143,8 +143,8 @@ class Run:
         if unknown := set(chosen) - set(self.cases):
             sys.exit(f"--groups: there is no group called {', '.join(sorted(unknown))}; there are {', '.join(self.cases)}")
         self.cases = {name: count for name, count in self.cases.items() if name in chosen}
-        for name in sorted(self.cases, key=lambda name: FIRST.index(name) if name in FIRST else len(FIRST)):
-            size = self.args.piece if name in FIRST else 4 * self.args.piece
+        for name in sorted(self.cases, key=lambda name: LAST.index(name) if name in LAST else -1):
+            size = self.args.piece if name in LAST else 4 * self.args.piece
             for start in range(0, self.cases[name], size):
                 self.pieces.append((name, start, min(start + size, self.cases[name])))
 
