@@ -195,12 +195,17 @@ pub(super) fn gated(
     state.settle(&device, &[gate, up])?;
     let (a, b) = (state.input(&device, gate)?, state.input(&device, up)?);
     refuse_gaps(state, &[&a, &b])?;
+    // Two elements at a time; whether that is so may not depend on how many rows there are where they are kept apart.
+    let counted = match a.shape().last() {
+        Some(&last) if state.keeps_rows_apart => last as usize,
+        _ => a.len(),
+    };
     let fits = is_half(a.dtype)
         && a.dtype == b.dtype
         && a.shape() == b.shape()
         && is_plain(&a, 4)
         && is_plain(&b, 4)
-        && a.len().is_multiple_of(2);
+        && counted.is_multiple_of(2);
     if !fits {
         return Ok(None);
     }
