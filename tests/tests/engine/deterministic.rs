@@ -48,7 +48,7 @@ fn engine(
         dtype: like.dtype,
         kv_types: like.kv_types,
         precision: like.precision,
-        lookahead: if parallel % 2 == 0 {
+        lookahead: if parallel.is_multiple_of(2) {
             Lookahead::On
         } else {
             Lookahead::Off
