@@ -24,12 +24,14 @@ pub(crate) fn centred_forms() -> Value {
     FORMS.into_iter().map(form).collect()
 }
 
-/// Whether a weight is centred and of a form that the probe lists.
+/// Whether a weight is centred and of a form that the probe lists. By the name of `affine` only where nothing else has such groups:
+/// without its biases any other affine weight is a damaged one.
 pub(super) fn is_centred(w: &QuantizedWeight) -> bool {
+    /// What is `affine` with groups of 16 and no biases.
+    const UNNAMED: (u32, u32) = (6, 16);
     let form = (w.spec.bits, w.spec.group_size);
-    matches!(w.spec.mode, quant::AFFINE | quant::CENTRED)
-        && w.biases.is_none()
-        && FORMS.contains(&form)
+    let is_named = w.spec.mode == quant::CENTRED && FORMS.contains(&form);
+    w.biases.is_none() && (is_named || (w.spec.mode == quant::AFFINE && form == UNNAMED))
 }
 
 /// Tensors of ours that go away together.
