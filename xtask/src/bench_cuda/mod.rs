@@ -7,7 +7,7 @@
 //!   checkpoint.py                         writes random checkpoints of real shapes
 //!   deterministic.py                      checks that answers with --deterministic depend on their request alone
 //!   faults.py                             checks what happens when memory runs out
-//!   gguf_checkpoint.py                    the same shapes as GGUF, for other programs; run by hand
+//!   gguf_checkpoint.py                    the same shapes as GGUF, for llama.cpp
 //!   kernels.py  kernels/...               checks and times the kernels of a decode step by themselves
 //!   mixture.py                            the same for those of a mixture of experts
 //!   mlx_lm_speed.py                       mlx-lm on one of the checkpoints, within its own time
