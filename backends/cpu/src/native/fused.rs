@@ -11,11 +11,12 @@ use core::ops::Range;
 use mlxcel_abi::error::report;
 use mlxcel_abi::fused_args::{GatedMlpArgs, InputNorm, LinearWeight, ProjectArgs};
 use mlxcel_abi::ops::BackendOps;
-use mlxcel_abi::{AbiError, DType, ErrorObj, Result, Status, Tensor};
-use mlxcel_backend_mlx::native::{Native, View};
+use mlxcel_abi::{AbiError, ErrorObj, Result, Status, Tensor};
+use mlxcel_backend_mlx::native::Native;
 use mlxcel_cpu_kernels::qmatmul::{self, Division};
 use mlxcel_cpu_kernels::{QuantizedMatrix, gemm, row};
 
+use super::made::Made;
 use super::products::{matrix, packed_product, plain_product, plain_weight};
 use super::rows::{SERIAL_BELOW, Shared, gate_of};
 use super::{Outcome, State, attempt, floats};
@@ -104,49 +105,6 @@ unsafe extern "C" fn add_rms_norm(
         give(ctx, out.cast(), err, |native, state| {
             added_and_normed(native, state, [x, residual, w], eps)
         })
-    }
-}
-
-/// A tensor of our own, released unless it is given away.
-pub(super) struct Made<'a> {
-    native: Native<'a>,
-    t: Tensor,
-    view: View,
-}
-
-impl<'a> Made<'a> {
-    pub(super) fn new(native: Native<'a>, shape: &[i64]) -> Result<Self> {
-        Self::of(native, DType::F32, shape)
-    }
-
-    /// Of a type of 32 bits.
-    pub(super) fn of(native: Native<'a>, dtype: DType, shape: &[i64]) -> Result<Self> {
-        let (t, view) = native.allocate(dtype, shape)?;
-        Ok(Self { native, t, view })
-    }
-
-    /// Its elements.
-    pub(super) fn slice(&mut self) -> &mut [f32] {
-        // SAFETY: allocated here with elements of this size; nobody else knows it.
-        unsafe { self.view.as_mut_slice() }
-    }
-
-    /// The tensor, for reading while it lives.
-    pub(super) fn tensor(&self) -> Tensor {
-        self.t
-    }
-
-    pub(super) fn give(mut self) -> Tensor {
-        core::mem::replace(&mut self.t, Tensor::NONE)
-    }
-}
-
-impl Drop for Made<'_> {
-    fn drop(&mut self) {
-        if !self.t.is_none() {
-            // A handle of our own is live; there is nobody to tell otherwise.
-            let _ = self.native.release(self.t);
-        }
     }
 }
 

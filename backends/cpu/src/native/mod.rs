@@ -10,6 +10,7 @@ mod centred;
 mod conv;
 mod experts;
 mod fused;
+mod made;
 mod mixture;
 mod movement;
 mod ordering;

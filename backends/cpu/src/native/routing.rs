@@ -7,7 +7,8 @@ use mlxcel_abi::ops::BackendOps;
 use mlxcel_abi::{AbiError, DType, ErrorObj, Result, Status, Tensor};
 use mlxcel_backend_mlx::native::Native;
 
-use super::fused::{Made, give};
+use super::fused::give;
+use super::made::Made;
 use super::rows::{SERIAL_BELOW, Shared};
 use super::{State, floats};
 
