@@ -98,21 +98,9 @@ impl State {
 mod tests {
     use super::*;
 
-    fn weight(bits: u32, rows: usize, columns: usize) -> Weight {
-        Weight {
-            words: 0,
-            scales: 0,
-            biases: 0,
-            bits,
-            group_size: 64,
-            rows,
-            columns,
-        }
-    }
-
     #[test]
     fn sums_are_divided_by_the_shape_of_the_weight_alone() {
-        let of = |rows, columns| Apart::of(&weight(4, rows, columns));
+        let of = |rows, columns| Apart::of(&Weight::shaped(4, rows, columns));
         assert_eq!(
             of(4096, 4096),
             Apart {
@@ -143,7 +131,7 @@ mod tests {
         for bits in [4, 8, 16] {
             for rows in [1, 64, 1024, 4096, 128_256] {
                 for columns in [8, 64, 576, 4096, 14336] {
-                    let w = weight(bits, rows, columns);
+                    let w = Weight::shaped(bits, rows, columns);
                     let apart = Apart::of(&w);
                     let steps = columns.div_ceil(Plan::depth(&w));
                     assert!(apart.splits * apart.steps_each >= steps, "{apart:?}");

@@ -90,28 +90,21 @@ impl State {
 mod tests {
     use super::*;
 
-    fn weight(rows: usize, columns: usize) -> Weight {
-        Weight {
-            words: 0,
-            scales: 0,
-            biases: 0,
-            bits: 4,
-            group_size: 64,
-            rows,
-            columns,
-        }
-    }
-
     #[test]
     fn small_weights_of_several_rows_are_shared() {
-        assert!(fits(&weight(4096, 2048), 16) && fits(&weight(512, 4096), 5));
-        assert!(!fits(&weight(4096, 2048), 17) && !fits(&weight(4096, 4096), 9));
-        assert!(!fits(&weight(14336, 4096), 8), "enough tiles");
-        assert!(!fits(&weight(4096, 768), 8), "no piece for every block");
+        assert!(fits(&Weight::shaped(4, 4096, 2048), 16) && fits(&Weight::shaped(4, 512, 4096), 5));
+        assert!(
+            !fits(&Weight::shaped(4, 4096, 2048), 17) && !fits(&Weight::shaped(4, 4096, 4096), 9)
+        );
+        assert!(!fits(&Weight::shaped(4, 14336, 4096), 8), "enough tiles");
+        assert!(
+            !fits(&Weight::shaped(4, 4096, 768), 8),
+            "no piece for every block"
+        );
         for columns in [2048, 4096, 8192] {
             for (rows, ..) in ROWS {
                 for is_f16 in [false, true] {
-                    let bytes = shared_bytes(&weight(128, columns), rows, is_f16);
+                    let bytes = shared_bytes(&Weight::shaped(4, 128, columns), rows, is_f16);
                     assert!(bytes <= 100 << 10, "{columns} {rows} {bytes}");
                 }
             }

@@ -461,22 +461,15 @@ impl Mixture {
 mod tests {
     use super::*;
 
-    fn weight(rows: usize, columns: usize) -> Weight {
-        Weight {
-            words: 0,
-            scales: 0,
-            biases: 0,
-            bits: 4,
-            group_size: 64,
-            rows,
-            columns,
-        }
-    }
-
     #[test]
     fn blocks_of_pairs_leave_room_for_others() {
         // Qwen3-30B-A3B.
-        let apart = Apart::of(&weight(128 * 768, 2048), &weight(128 * 2048, 768), 8).unwrap();
+        let apart = Apart::of(
+            &Weight::shaped(4, 128 * 768, 2048),
+            &Weight::shaped(4, 128 * 2048, 768),
+            8,
+        )
+        .unwrap();
         assert_eq!((apart.gated_tiles, apart.summed_warps), (3, 8));
         assert_eq!(
             apart.gated_bytes,
@@ -484,7 +477,12 @@ mod tests {
         );
         assert_eq!(apart.summed_bytes, 8 * (64 + 16 * 416 + 32 * 24 + 1536));
         for columns in [256, 1024, 4096, 8192] {
-            let apart = Apart::of(&weight(256, columns), &weight(columns, 256), 2).unwrap();
+            let apart = Apart::of(
+                &Weight::shaped(4, 256, columns),
+                &Weight::shaped(4, columns, 256),
+                2,
+            )
+            .unwrap();
             assert!((1..=4).contains(&apart.gated_tiles), "{apart:?}");
             assert!(apart.gated_bytes <= 100 << 10, "{apart:?}");
         }

@@ -274,20 +274,6 @@ impl Plan {
 mod tests {
     use super::*;
 
-    const PLAIN_GROUP_SIZE: u32 = 64;
-
-    fn weight(bits: u32, rows: usize, columns: usize) -> Weight {
-        Weight {
-            words: 0,
-            scales: 0,
-            biases: 0,
-            bits,
-            group_size: PLAIN_GROUP_SIZE,
-            rows,
-            columns,
-        }
-    }
-
     #[test]
     fn plans_cover_the_sum_and_fit_a_processor() {
         for bits in [4, 8, 16] {
@@ -299,7 +285,7 @@ mod tests {
                 (100, 576),
             ] {
                 for m in [9, 16, 17, 33, 64, 128] {
-                    let plan = Plan::of(&weight(bits, rows, columns), m, 132);
+                    let plan = Plan::of(&Weight::shaped(bits, rows, columns), m, 132);
                     let steps = columns.div_ceil(if bits == 16 { 64 } else { 128 });
                     assert!(plan.splits * plan.steps_each >= steps, "{plan:?}");
                     assert!((plan.splits - 1) * plan.steps_each < steps, "{plan:?}");
@@ -316,7 +302,8 @@ mod tests {
             for (rows, columns) in [(64, 1024), (4096, 14336), (128_256, 4096)] {
                 for m in [1, 9, 33, 128, 512] {
                     let count = rows_of_tiles(rows);
-                    let plan = Tiles::of(&weight(bits, rows, columns), m, count, 132).unwrap();
+                    let plan =
+                        Tiles::of(&Weight::shaped(bits, rows, columns), m, count, 132).unwrap();
                     assert!(plan.shared_bytes <= 225 << 10, "{plan:?}");
                     assert!(plan.shared_bytes >= 2 * (128 * 128), "{plan:?}");
                     assert!(plan.columns * plan.columns_of_tiles >= m, "{plan:?}");
@@ -331,7 +318,15 @@ mod tests {
 
     #[test]
     fn products_of_one_row_leave_room_for_the_next() {
-        let of = |bits, tiles| Stream::of(&weight(bits, 16 * tiles, 4096), 1, false, tiles, 132);
+        let of = |bits, tiles| {
+            Stream::of(
+                &Weight::shaped(bits, 16 * tiles, 4096),
+                1,
+                false,
+                tiles,
+                132,
+            )
+        };
         let small = of(4, 256);
         assert_eq!((small.stages, small.blocks), (2, 256));
         assert!(2 * (small.shared_bytes + 1024) <= 190 << 10, "{small:?}");

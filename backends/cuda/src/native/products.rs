@@ -66,6 +66,20 @@ impl Weight {
         }
     }
 
+    /// One that is nowhere, for how products are divided.
+    #[cfg(test)]
+    pub(super) fn shaped(bits: u32, rows: usize, columns: usize) -> Self {
+        Self {
+            words: 0,
+            scales: 0,
+            biases: 0,
+            bits,
+            group_size: PLAIN_GROUP_SIZE,
+            rows,
+            columns,
+        }
+    }
+
     /// For a stack of such weights.
     pub(super) fn experts_text(&self) -> Text {
         Text::Experts {
