@@ -1,6 +1,6 @@
-"""Random GGUF checkpoints of the shapes of checkpoint.py, for llama.cpp: gguf_checkpoint.py SHAPE FILE.
+"""Random GGUF checkpoints of the shapes of checkpoint.py, for llama.cpp: gguf_checkpoint.py SHAPE BITS FILE.
 
-Weights are Q4_0 (blocks of 32: an f16 scale and 16 bytes of nibbles), norms f32, no tokenizer: llama-bench feeds ids.
+Weights of 4 bits are Q4_0 (blocks of 32: an f16 scale and 16 bytes of nibbles), of 16 bits bf16, norms f32, no tokenizer: llama-bench feeds ids.
 The format is that of llama.cpp's docs on GGUF, version 3.
 """
 
@@ -14,7 +14,7 @@ from checkpoint import SHAPES
 
 ALIGNMENT = 32
 U32, F32, TEXT = 4, 6, 8
-TYPE_F32, TYPE_Q4_0 = 0, 2
+TYPE_F32, TYPE_Q4_0, TYPE_BF16 = 0, 2, 30
 
 
 def text(value):
@@ -58,7 +58,7 @@ def fields(config, arch):
 
 
 def tensors(config):
-    """Names with dimensions, fastest first, and whether they are quantised."""
+    """Names with dimensions, fastest first, and whether they are of the weights' type."""
     hidden, inner, head = config["hidden_size"], config["intermediate_size"], config["head_dim"]
     q, kv = config["num_attention_heads"] * head, config["num_key_value_heads"] * head
     yield "token_embd.weight", (hidden, config["vocab_size"]), True
@@ -87,15 +87,18 @@ def tensors(config):
         yield "output.weight", (hidden, config["vocab_size"]), True
 
 
-def size_of(dims, quantised):
+def size_of(dims, kind):
     count = math.prod(dims)
-    return count // 32 * 18 if quantised else 4 * count
+    return {TYPE_F32: 4 * count, TYPE_BF16: 2 * count, TYPE_Q4_0: count // 32 * 18}[kind]
 
 
-def data_of(dims, quantised, device):
-    if not quantised:
+def data_of(dims, kind, device):
+    if kind == TYPE_F32:
         values = torch.ones(dims) if len(dims) == 1 else torch.randn(dims) / math.sqrt(dims[0])
         return values.float().numpy().tobytes()
+    if kind == TYPE_BF16:
+        values = torch.randn(math.prod(dims), device=device, dtype=torch.bfloat16) / math.sqrt(dims[0])
+        return values.view(torch.int16).cpu().numpy().tobytes()
     blocks = math.prod(dims) // 32
     made = torch.randint(0, 256, (blocks, 18), device=device, dtype=torch.uint8)
     # Whole numbers from -8 to 7 have a deviation of 4.6.
@@ -104,26 +107,27 @@ def data_of(dims, quantised, device):
     return made.cpu().numpy().tobytes()
 
 
-def main(shape, path):
+def main(shape, bits, path):
+    weights = {4: TYPE_Q4_0, 16: TYPE_BF16}[bits]
     config = SHAPES[shape]
     arch = "qwen3moe" if "num_experts" in config else "llama"
     device = "cuda" if torch.cuda.is_available() else "cpu"
     torch.manual_seed(2)
-    made, all_fields = list(tensors(config)), list(fields(config, arch))
+    made = [(name, dims, weights if is_weight else TYPE_F32) for name, dims, is_weight in tensors(config)]
+    all_fields = list(fields(config, arch))
     head = b"GGUF" + struct.pack("<IQQ", 3, len(made), len(all_fields))
     head += b"".join(field(*each) for each in all_fields)
     offset = 0
-    for name, dims, quantised in made:
-        kind = TYPE_Q4_0 if quantised else TYPE_F32
+    for name, dims, kind in made:
         head += text(name) + struct.pack(f"<I{len(dims)}QIQ", len(dims), *dims, kind, offset)
-        offset += -(-size_of(dims, quantised) // ALIGNMENT) * ALIGNMENT
+        offset += -(-size_of(dims, kind) // ALIGNMENT) * ALIGNMENT
     with open(path, "wb") as file:
         file.write(head + bytes(-len(head) % ALIGNMENT))
-        for _, dims, quantised in made:
-            data = data_of(dims, quantised, device)
+        for _, dims, kind in made:
+            data = data_of(dims, kind, device)
             file.write(data)
             file.write(bytes(-len(data) % ALIGNMENT))
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2])
+    main(sys.argv[1], int(sys.argv[2]), sys.argv[3])

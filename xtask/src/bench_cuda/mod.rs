@@ -10,8 +10,9 @@
 //!   gguf_checkpoint.py                    the same shapes as GGUF, for llama.cpp
 //!   kernels.py  kernels/...               checks and times the kernels of a decode step by themselves
 //!   mixture.py                            the same for those of a mixture of experts
-//!   mlx_lm_speed.py                       mlx-lm on one of the checkpoints, within its own time
-//!   run.sh                                checks, measures, prints tables
+//!   mlx_lm_speed.py                       mlx-lm on one of the checkpoints, within a time
+//!   run.sh                                checks, measures, prints the table
+//!   table.py                              us, both peers, goals and limits, of what run.sh wrote
 //! ```
 //! The machine brings NVIDIA's driver, a Python with torch and safetensors for the checkpoints, and NVIDIA's libraries from its
 //! packages (`site-packages/nvidia`). Where mlx-lm is importable it is measured on the same files in the same run.
@@ -33,7 +34,7 @@ const CONFORMANCE: &str = "conformance";
 /// Where the kernels' texts are.
 const KERNELS: &str = "backends/cuda/src/kernels";
 /// Scripts of the bundle, by name.
-const SCRIPTS: [(&str, &str); 9] = [
+const SCRIPTS: [(&str, &str); 10] = [
     ("checkpoint.py", include_str!("checkpoint.py")),
     ("conformance.py", include_str!("conformance.py")),
     ("deterministic.py", include_str!("deterministic.py")),
@@ -43,6 +44,7 @@ const SCRIPTS: [(&str, &str); 9] = [
     ("mixture.py", include_str!("mixture.py")),
     ("mlx_lm_speed.py", include_str!("mlx_lm_speed.py")),
     ("run.sh", include_str!("run.sh")),
+    ("table.py", include_str!("table.py")),
 ];
 
 /// Builds with optimisation, assembles, packs; returns the archive's path.
