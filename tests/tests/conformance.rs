@@ -1,4 +1,4 @@
-//! The conformance suite of the SDK's test kit on every backend that can run here: one test for
+//! The conformance suite of the SDK's test kit on every backend that can run here, the CPU's in each of its precisions: one test for
 //! every group of operations.
 
 #![allow(
@@ -15,9 +15,9 @@ use mlxcel_sdk::testkit::conformance::{Depth, Expectations, GROUPS, Report, grou
 use mlxcel_sdk::testkit::{ReferenceOptions, reference_backend};
 
 /// Runs one group on a backend that was opened from its entry table.
-fn report(name: &str, opened: &subject::Opened, of: &str) -> Report {
+fn report(name: &str, opened: &subject::Opened, of: &str, depth: Depth) -> Report {
     let group = group(of).unwrap_or_else(|| panic!("there is no group called {of}"));
-    run(name, &opened.backend(), &[*group], Depth::Values)
+    run(name, &opened.backend(), &[*group], depth)
 }
 
 macro_rules! each_group {
@@ -52,19 +52,34 @@ macro_rules! backend {
 }
 
 backend!(reference, super::check_reference);
-backend!(cpu, super::check_cpu);
+backend!(cpu, super::check_cpu_exact);
+backend!(cpu_high, super::check_cpu_high);
+backend!(cpu_fast, super::check_cpu_fast);
 
 fn check_reference(of: &str) -> Result<(), String> {
     let opened = subject::Opened::new(mlxcel_sdk::testkit::reference_backend_table(), "{}");
-    report("reference", &opened, of).verdict(&Expectations::none())
+    report("reference", &opened, of, Depth::Values).verdict(&Expectations::none())
 }
 
-fn check_cpu(of: &str) -> Result<(), String> {
+fn check_cpu_exact(of: &str) -> Result<(), String> {
+    check_cpu(of, "exact")
+}
+
+fn check_cpu_high(of: &str) -> Result<(), String> {
+    check_cpu(of, "high")
+}
+
+fn check_cpu_fast(of: &str) -> Result<(), String> {
+    check_cpu(of, "fast")
+}
+
+/// Only products with quantised weights may be farther from the reference in one precision than in another.
+fn check_cpu(of: &str, precision: &str) -> Result<(), String> {
     let _alone = subject::alone();
-    // Rounded activations are as far from the reference as their precision says: not what this compares.
-    let options = "{\"precision\":\"exact\"}";
-    let opened = subject::Opened::new(mlxcel_backend_cpu::backend_table(), options);
-    report("cpu", &opened, of).verdict(&cpu_expectations())
+    let options = format!("{{\"precision\":\"{precision}\"}}");
+    let opened = subject::Opened::new(mlxcel_backend_cpu::backend_table(), &options);
+    let depth = Depth::of_precision(precision).unwrap();
+    report(precision, &opened, of, depth).verdict(&cpu_expectations())
 }
 
 /// What the CPU backend is known not to do.

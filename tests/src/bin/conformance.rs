@@ -2,7 +2,8 @@
 //!
 //! `PLUGINS` is a folder of plugins, `BACKEND` a backend's name or `reference`, `OPTIONS` what it is opened with, as JSON. Requests are lines
 //! of standard input, answers lines of JSON on standard output: `groups` gives each group with how many cases it has, `run GROUP FROM TO`
-//! runs those from place FROM to before TO and tells of each before and after it. With `{"deterministic":true}` there is the group `rows` besides. `conformance.py` of `cargo xtask bench-cuda` hands out.
+//! runs those from place FROM to before TO and tells of each before and after it. With `{"deterministic":true}` there is the group `rows` besides; with
+//! `{"precision":"high"}` or `"fast"` products with quantised weights may be as far from the reference as activations of 16 or 8 bits explain. `conformance.py` of `cargo xtask bench-cuda` hands out.
 
 #![allow(
     clippy::print_stdout,
@@ -39,7 +40,7 @@ fn start(args: &[String]) -> Result<(), String> {
     };
     if name == "reference" {
         let reference = reference_backend(ReferenceOptions::default());
-        return answer(&reference.backend(), true);
+        return answer(&reference.backend(), Depth::Values, true);
     }
     let wrong = |error: &dyn std::fmt::Display| error.to_string();
     let catalogue = catalogue_of(Path::new(plugins)).map_err(|error| wrong(&error))?;
@@ -49,6 +50,9 @@ fn start(args: &[String]) -> Result<(), String> {
     let options: Map<String, Value> =
         serde_json::from_str(options).map_err(|error| wrong(&error))?;
     let is_deterministic = options.get("deterministic") == Some(&Value::Bool(true));
+    let precision = options.get("precision").and_then(Value::as_str);
+    // Where the backend decides how to round, it is held to what it would give without that.
+    let depth = precision.and_then(Depth::of_precision).unwrap_or_default();
     let open = OpenOptions {
         options,
         ..OpenOptions::default()
@@ -56,10 +60,10 @@ fn start(args: &[String]) -> Result<(), String> {
     let opened = selected.plugin.open(&open).map_err(|error| wrong(&error))?;
     // SAFETY: the table is open until `opened` is dropped, on this thread.
     let backend = unsafe { Backend::from_raw(opened.ops()) };
-    answer(&backend, is_deterministic)
+    answer(&backend, depth, is_deterministic)
 }
 
-fn answer(backend: &Backend, is_deterministic: bool) -> Result<(), String> {
+fn answer(backend: &Backend, depth: Depth, is_deterministic: bool) -> Result<(), String> {
     tell(&json!({ "ready": true }))?;
     for line in std::io::stdin().lock().lines() {
         let line = line.map_err(|error| error.to_string())?;
@@ -70,7 +74,7 @@ fn answer(backend: &Backend, is_deterministic: bool) -> Result<(), String> {
                     let number = text.parse::<usize>();
                     number.map_err(|error| format!("run {name} {from} {to}: {text}: {error}"))
                 };
-                cases(backend, name, place(from)?..place(to)?)?;
+                cases(backend, depth, name, place(from)?..place(to)?)?;
             }
             _ => {
                 return Err(format!(
@@ -90,10 +94,15 @@ fn groups(backend: &Backend, is_deterministic: bool) -> Result<(), String> {
     tell(&json!({ "done": true }))
 }
 
-fn cases(backend: &Backend, name: &str, places: std::ops::Range<usize>) -> Result<(), String> {
+fn cases(
+    backend: &Backend,
+    depth: Depth,
+    name: &str,
+    places: std::ops::Range<usize>,
+) -> Result<(), String> {
     let group = group(name).ok_or_else(|| format!("there is no group called {name}"))?;
     let mut told = Ok(());
-    run_some(backend, &[*group], Depth::Values, places, &mut |progress| {
+    run_some(backend, &[*group], depth, places, &mut |progress| {
         let line = match progress {
             Progress::Begins(place, case) => json!({ "begins": place, "case": case }),
             Progress::Ended(place, outcome) => json!({

@@ -10,6 +10,7 @@ use super::FLOATS;
 use super::array::{Array, Numbers};
 use super::fused::{answered, both, mlp_tolerance, names};
 use super::quantization::{Packed, spec};
+use super::rounding::{Block, Rows, Weight};
 use super::suite::Suite;
 use super::tolerance::Tolerance;
 use crate::quant::QuantizedTensor;
@@ -122,6 +123,14 @@ impl Stack {
             Self::Packed(w) => w.on(b).map(Loaded::Packed),
         }
     }
+
+    /// What its rows measure, by the reference.
+    fn measured(&self, reference: &Backend) -> Result<Weight> {
+        match self {
+            Self::Plain(w) => Weight::plain(&w.on(reference)?),
+            Self::Packed(w) => w.measured(reference),
+        }
+    }
 }
 
 impl Loaded {
@@ -170,6 +179,63 @@ impl Mixture {
         Array::ints(DType::U32, &[self.rows, self.chosen], &ids)
     }
 
+    /// Gate, up and down of all experts.
+    fn stacks(&self, forms: &[Option<QuantSpec>; 3], dtype: DType) -> [Stack; 3] {
+        let Self { columns, inner, .. } = *self;
+        let stack = |i: usize, [rows, columns]: [i64; 2]| {
+            Stack::new(
+                forms[i],
+                dtype,
+                [self.experts, rows, columns],
+                30 + i as u64,
+            )
+        };
+        let narrow = [inner, columns];
+        [
+            stack(0, narrow),
+            stack(1, narrow),
+            stack(2, [columns, inner]),
+        ]
+    }
+
+    fn input(&self, b: &Backend, dtype: DType) -> Result<Tensor> {
+        Array::usual(dtype, &[self.rows, self.columns], 1).on(b)
+    }
+
+    fn weights(&self, b: &Backend, dtype: DType) -> Result<Tensor> {
+        Array::spread(dtype, &[self.rows, self.chosen], 0.1, 0.9, 5).on(b)
+    }
+
+    /// The first two products of every row with each of its experts.
+    fn gate_and_up(
+        &self,
+        x: &Tensor,
+        [gate, up]: [&Loaded; 2],
+        experts: &Tensor,
+    ) -> Result<[Tensor; 2]> {
+        let rows = self.rows;
+        let row_of = Tensor::arange(x.backend(), 0.0, rows as f64, 1.0, DType::U32)?
+            .reshape(&[rows, 1])?
+            .broadcast_to(&[rows, self.chosen])?;
+        let single = x.reshape(&[rows, 1, self.columns])?;
+        Ok([
+            gate.forward(&single, &row_of, experts)?,
+            up.forward(&single, &row_of, experts)?,
+        ])
+    }
+
+    /// How far rounded activations reach into the result.
+    fn reach(&self, b: &Backend, forms: &[Option<QuantSpec>; 3]) -> Result<f64> {
+        let dtype = DType::F32;
+        let [gate, up, down] = self.stacks(forms, dtype);
+        let weights = [gate.measured(b)?, up.measured(b)?, down.measured(b)?];
+        let (x, experts) = (self.input(b, dtype)?, self.choice().on(b)?);
+        let [gate, up] = self.gate_and_up(&x, [&gate.on(b)?, &up.on(b)?], &experts)?;
+        let block = Block::of(&x, &gate, &up, self.kind, weights)?;
+        let shares = Rows::of(&self.weights(b, dtype)?)?;
+        Ok(shares.norm * block.reach())
+    }
+
     fn run(
         &self,
         b: &Backend,
@@ -179,25 +245,21 @@ impl Mixture {
     ) -> Result<Vec<Tensor>> {
         let Self {
             rows,
-            experts: n,
             chosen,
             columns,
             inner,
             kind,
             ..
         } = *self;
-        let layer = |i: usize, shape: [i64; 2]| {
-            Stack::new(forms[i], dtype, [n, shape[0], shape[1]], 30 + i as u64).on(b)
-        };
-        let (gate, up) = (layer(0, [inner, columns])?, layer(1, [inner, columns])?);
-        let down = layer(2, [columns, inner])?;
-        let x = Array::usual(dtype, &[rows, columns], 1).on(b)?;
+        let [gate, up, down] = self.stacks(forms, dtype);
+        let (gate, up, down) = (gate.on(b)?, up.on(b)?, down.on(b)?);
+        let x = self.input(b, dtype)?;
         let residual = match self.residual {
             true => Some(Array::usual(dtype, &[rows, columns], 3).on(b)?),
             false => None,
         };
         let experts = self.choice().on(b)?;
-        let weights = Array::spread(dtype, &[rows, chosen], 0.1, 0.9, 5).on(b)?;
+        let weights = self.weights(b, dtype)?;
         if fused {
             let args = MixtureArgs {
                 x: x.handle(),
@@ -215,16 +277,10 @@ impl Mixture {
                 return Ok(vec![Tensor::from_handle(b, out)]);
             }
         }
-        let row_of = Tensor::arange(b, 0.0, rows as f64, 1.0, DType::U32)?
-            .reshape(&[rows, 1])?
-            .broadcast_to(&[rows, chosen])?;
         let pair_of = Tensor::arange(b, 0.0, (rows * chosen) as f64, 1.0, DType::U32)?
             .reshape(&[rows, chosen])?;
-        let single = x.reshape(&[rows, 1, columns])?;
-        let both = gate
-            .forward(&single, &row_of, &experts)?
-            .glu(kind, &up.forward(&single, &row_of, &experts)?)?
-            .reshape(&[rows * chosen, 1, inner])?;
+        let [gate, up] = self.gate_and_up(&x, [&gate, &up], &experts)?;
+        let both = gate.glu(kind, &up)?.reshape(&[rows * chosen, 1, inner])?;
         let y = down
             .forward(&both, &pair_of, &experts)?
             .reshape(&[rows, chosen, columns])?
@@ -307,6 +363,7 @@ fn mixtures(suite: &mut Suite<'_>, dtype: DType) {
                 true => mlp_tolerance().floor(4000.0),
                 false => mlp_tolerance(),
             };
+            let near = suite.rounded(near, dtype, |b| mixture.reach(b, &forms));
             both(suite, "mixture", case, near, |b, fused| {
                 mixture.run(b, forms, dtype, fused)
             });

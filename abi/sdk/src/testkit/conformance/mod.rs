@@ -36,6 +36,7 @@ mod randomness;
 mod recurrence;
 mod reductions;
 mod report;
+mod rounding;
 mod sampling;
 mod selecting;
 mod suite;
@@ -50,6 +51,7 @@ use mlxcel_abi::DType;
 use crate::Backend;
 use crate::testkit::{ReferenceOptions, reference_backend};
 pub use report::{Expectations, Finding, KnownFailure, Outcome, Progress, Report};
+pub use rounding::Rounding;
 use suite::Suite;
 
 /// Float types of activations.
@@ -179,8 +181,24 @@ pub enum Depth {
     /// Dtypes, shapes and elements.
     #[default]
     Values,
+    /// The same of a backend that was opened such that it rounds f32 activations of products with quantised weights: results of these
+    /// may lie as much farther from the reference as that rounding explains.
+    Rounded(Rounding),
     /// Dtypes and shapes, for a backend that computes nothing.
     Shapes,
+}
+
+impl Depth {
+    /// What is compared on a backend that was opened with the option `precision`: exactly what was asked for. None where there is no
+    /// such precision, and for `auto`, where the backend decides.
+    pub fn of_precision(precision: &str) -> Option<Self> {
+        match precision {
+            "exact" => Some(Self::Values),
+            "high" => Some(Self::Rounded(Rounding::Sixteen)),
+            "fast" => Some(Self::Rounded(Rounding::Eight)),
+            _ => None,
+        }
+    }
 }
 
 /// Runs groups on a backend. The calling thread must be its backend thread.
@@ -212,7 +230,11 @@ pub fn run_some(
         subject,
         reference: &reference,
         group: "",
-        values: depth == Depth::Values,
+        values: depth != Depth::Shapes,
+        rounding: match depth {
+            Depth::Rounded(rounding) => Some(rounding),
+            Depth::Values | Depth::Shapes => None,
+        },
         chosen: cases,
         cases: 0,
         told,

@@ -6,6 +6,7 @@ use mlxcel_abi::{DType, status};
 
 use super::FLOATS;
 use super::array::{Array, Numbers};
+use super::rounding::{Rows, Weight};
 use super::suite::Suite;
 use super::tolerance::Tolerance;
 use crate::quant::QuantizedTensor;
@@ -16,7 +17,7 @@ pub(super) fn run(suite: &mut Suite<'_>) {
         for dtype in FLOATS {
             expansions(suite, spec, dtype);
             products(suite, spec, dtype);
-            chosen(suite, spec, dtype);
+            chosen(suite, spec, dtype, true);
         }
         round_trips(suite, spec);
     }
@@ -25,7 +26,7 @@ pub(super) fn run(suite: &mut Suite<'_>) {
     refusals(suite);
 }
 
-/// Products of chosen matrices, for a backend that composes them.
+/// Products of chosen matrices, for a backend that composes them from expanded weights, beside which nothing is rounded.
 pub(super) fn composed(suite: &mut Suite<'_>) {
     for spec in [
         spec(kind::AFFINE, 4, 64),
@@ -33,7 +34,7 @@ pub(super) fn composed(suite: &mut Suite<'_>) {
         spec(kind::MXFP4, 4, 32),
     ] {
         for dtype in FLOATS {
-            chosen(suite, spec, dtype);
+            chosen(suite, spec, dtype, false);
         }
     }
 }
@@ -154,6 +155,22 @@ impl Packed {
             spec: self.spec,
         })
     }
+
+    /// What its rows measure, by the reference.
+    pub(super) fn measured(&self, reference: &Backend) -> Result<Weight> {
+        Ok(Weight {
+            rows: Rows::of(&self.on(reference)?.dequantize(DType::F32)?)?,
+            is_quantised: true,
+        })
+    }
+
+    /// The tolerance of `x @ self.T` on a backend that may round the activations.
+    fn near(&self, suite: &Suite<'_>, near: Tolerance, x: &Array) -> Tolerance {
+        suite.rounded(near, x.0.dtype, |reference| {
+            let x = Rows::of(&x.on(reference)?)?;
+            Ok(self.measured(reference)?.reach(&x))
+        })
+    }
 }
 
 fn expansions(suite: &mut Suite<'_>, spec: QuantSpec, dtype: DType) {
@@ -185,6 +202,7 @@ fn large(suite: &mut Suite<'_>) {
                 let packed = Packed::new(spec, dtype, &[], outputs, columns, 20);
                 let activation = Array::usual(dtype, &[rows, columns], 21);
                 let near = Tolerance::accumulated(columns as usize, 3.0);
+                let near = packed.near(suite, near, &activation);
                 let case = format!(
                     "{} {} [{rows}, {columns}] @ [{outputs}, {columns}].T",
                     name(&spec),
@@ -212,6 +230,7 @@ fn products(suite: &mut Suite<'_>, spec: QuantSpec, dtype: DType) {
         let dims = [x, &[columns]].concat();
         let activation = Array::usual(dtype, &dims, 3);
         let near = Tolerance::accumulated(columns as usize, 3.0);
+        let near = packed.near(suite, near, &activation);
         let case = format!(
             "{} {} {dims:?} @ [{rows}, {columns}].T",
             name(&spec),
@@ -230,17 +249,21 @@ fn products(suite: &mut Suite<'_>, spec: QuantSpec, dtype: DType) {
     });
 }
 
-fn chosen(suite: &mut Suite<'_>, spec: QuantSpec, dtype: DType) {
+fn chosen(suite: &mut Suite<'_>, spec: QuantSpec, dtype: DType, may_round: bool) {
     let columns = i64::from(spec.group_size).max(64);
     let packed = Packed::new(spec, dtype, &[4], 10, columns, 6);
-    let near = Tolerance::accumulated(columns as usize, 3.0);
+    let exact = Tolerance::accumulated(columns as usize, 3.0);
+    let near = |suite: &Suite<'_>, x: &Array| match may_round {
+        true => packed.near(suite, exact, x),
+        false => exact,
+    };
     let slot = "gather_quantized_matmul";
     let tokens = Array::usual(dtype, &[3, 1, 1, columns], 7);
     let experts = Array::indices(DType::U32, &[3, 2], 4, 8);
     suite.check(
         slot,
         format!("{} {} two experts a token", name(&spec), dtype.name()),
-        near,
+        near(suite, &tokens),
         |b| {
             packed
                 .on(b)?
@@ -252,7 +275,7 @@ fn chosen(suite: &mut Suite<'_>, spec: QuantSpec, dtype: DType) {
     suite.check(
         slot,
         format!("{} {} sorted rows", name(&spec), dtype.name()),
-        near,
+        near(suite, &rows),
         |b| {
             packed
                 .on(b)?
@@ -264,7 +287,7 @@ fn chosen(suite: &mut Suite<'_>, spec: QuantSpec, dtype: DType) {
     suite.check(
         slot,
         format!("{} {} both chosen", name(&spec), dtype.name()),
-        near,
+        near(suite, &rows),
         |b| {
             packed
                 .on(b)?
@@ -334,7 +357,7 @@ fn parameter_types(suite: &mut Suite<'_>) {
         let activation = Array::usual(x, &[3, 128], 12);
         let case = format!("{} with {} scales", x.name(), parameters.name());
         // Scales may be brought to the activation's type first: one more rounding of each weight.
-        let near = Tolerance::accumulated(128, 6.0);
+        let near = packed.near(suite, Tolerance::accumulated(128, 6.0), &activation);
         suite.check("quantized_matmul", case.clone(), near, |b| {
             packed.on(b)?.matmul_t(&activation.on(b)?)
         });

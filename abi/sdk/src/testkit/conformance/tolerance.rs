@@ -3,7 +3,7 @@
 //! An error is measured in units of the result type's epsilon (2^-23 for f32, 2^-10 for f16, 2^-7
 //! for bf16), times the expected magnitude or a floor, whichever is larger. The floor stands for the
 //! magnitude of the terms that cancelled on the way; it is never below the type's smallest normal
-//! number, so devices may flush subnormal results.
+//! number, so devices may flush subnormal results. What a backend rounds on purpose comes on top of that (see `rounding`).
 
 use mlxcel_abi::DType;
 use mlxcel_abi::kinds::unary;
@@ -17,6 +17,15 @@ pub(super) struct Tolerance {
     half: f64,
     /// Smallest magnitude the error is relative to.
     floor: f64,
+    /// What rounded activations add to it, in numbers.
+    rounding: f64,
+}
+
+/// For every result of a case.
+impl From<Tolerance> for Vec<Tolerance> {
+    fn from(one: Tolerance) -> Self {
+        vec![one]
+    }
 }
 
 impl Tolerance {
@@ -25,6 +34,7 @@ impl Tolerance {
         single: 0.0,
         half: 0.0,
         floor: 0.0,
+        rounding: 0.0,
     };
 
     /// One rounding of an exact result, or one rounding of an f32 result.
@@ -32,6 +42,7 @@ impl Tolerance {
         single: 1.0,
         half: 1.0,
         floor: 0.0,
+        rounding: 0.0,
     };
 
     /// So many units in f32 and in half types.
@@ -40,12 +51,18 @@ impl Tolerance {
             single,
             half,
             floor: 0.0,
+            rounding: 0.0,
         }
     }
 
     /// Relative to at least `floor`.
     pub(super) const fn floor(self, floor: f64) -> Self {
         Self { floor, ..self }
+    }
+
+    /// And an error of so much besides, for f32 results of rounded activations.
+    pub(super) const fn rounding(self, rounding: f64) -> Self {
+        Self { rounding, ..self }
     }
 
     /// For sums of `terms` products of numbers up to `magnitude`, accumulated in f32 and rounded
@@ -56,6 +73,7 @@ impl Tolerance {
             single: 4.0 + root,
             half: 2.0,
             floor: 0.5 * root * magnitude,
+            rounding: 0.0,
         }
     }
 
@@ -70,7 +88,11 @@ impl Tolerance {
         if !want.is_finite() {
             return 0.0;
         }
-        units * epsilon * want.abs().max(self.floor).max(smallest)
+        let rounding = match dtype {
+            DType::F32 => self.rounding,
+            _ => 0.0,
+        };
+        units * epsilon * want.abs().max(self.floor).max(smallest) + rounding
     }
 }
 
@@ -136,5 +158,15 @@ mod tests {
         assert_eq!(two.allowed(DType::F32, 0.0), 2f64.powi(-23));
         assert_eq!(two.allowed(DType::BF16, -4.0), 4.0 * 2f64.powi(-7));
         assert_eq!(Tolerance::EXACT.allowed(DType::F16, 1e9), 0.0);
+        let rounded = two.rounding(0.25);
+        assert_eq!(
+            rounded.allowed(DType::F32, 4.0),
+            0.25 + 8.0 * 2f64.powi(-23)
+        );
+        assert_eq!(
+            rounded.allowed(DType::F16, 4.0),
+            two.allowed(DType::F16, 4.0)
+        );
+        assert_eq!(rounded.allowed(DType::F32, f64::INFINITY), 0.0);
     }
 }
