@@ -77,6 +77,8 @@ if does prepare; then
     for case in $cases; do
         mlx_lm "$case" --seconds 100 --times 1 --streams 1,8,32,64 --prompts 512,4096
     done >"$work/mlx-lm-compiling.txt" 2>&1 &
+    # The one device that there may be is timed next, and filled up after that.
+    [ "$devices" -gt 1 ] || wait $!
 fi
 if does kernels; then
     python3 "$here/kernels.py" "$here/kernels" || exit 1
@@ -121,11 +123,12 @@ if does measure; then
                 grep '^{' >"$results/$case.llama.jsonl"
         fi
     done 2>"$work/measure.log"
+    [ $failed = 0 ] || tail -20 "$work/measure.log" >&2
     ours llama8b-4 .lookahead --lookahead on -p 512 -n 128 -b 1,32 -r 2
     ours llama8b-4 .deterministic --deterministic -p 512 -n 128 -b 1,8 -r 2
     wait
     [ "$devices" -gt 1 ] || measure_mlx_lm >"$work/mlx-lm.txt" 2>&1
     cat "$work/mlx-lm.txt"
-    python3 "$here/table.py" "$results"
+    python3 "$here/table.py" "$results" || failed=1
 fi
 exit $failed
