@@ -14,7 +14,7 @@ use mlxcel_abi::{AbiError, Result, status};
 
 pub(crate) use event::Event;
 pub(crate) use graph::Graph;
-pub(crate) use launch::{Arguments, Launch, Shape};
+pub(crate) use launch::{Arguments, Launch, MOST_ACROSS, Shape, pair};
 pub(crate) use peer::Handle;
 pub(crate) use rows::Rows;
 

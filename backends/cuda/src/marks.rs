@@ -55,9 +55,12 @@ impl Marks {
             Some(event) => event,
             None => driver.event()? as usize,
         };
-        self.recent.note(event, results);
-        // SAFETY: an event of this list, which lives until `end`.
-        unsafe { driver.record(event as Event, stream) }
+        // SAFETY: an event that nothing is behind any more, and that lives until `end`.
+        let recorded = unsafe { driver.record(event as Event, stream) };
+        // It stays in the list in any case; results are behind it where it is behind them.
+        let behind = if recorded.is_ok() { results } else { &[] };
+        self.recent.note(event, behind);
+        recorded
     }
 
     /// Copies bytes of a result from the device, and waits for them. Says whether it is behind a mark; nothing is done where it is not.

@@ -79,6 +79,14 @@ impl Driver {
     }
 }
 
+/// Blocks along the second and the third dimension of a launch, at most.
+pub(crate) const MOST_ACROSS: usize = 65_535;
+
+/// Two 32-bit fields of a struct, which lie in one word, the first in its low half.
+pub(crate) fn pair(first: u32, second: u32) -> u64 {
+    u64::from(first) | u64::from(second) << 32
+}
+
 /// Blocks and threads of a launch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Shape {

@@ -1,11 +1,10 @@
 //! A step of decoding, where every row is alone in its sequence: norms of heads, rotation, append and attention by one kernel.
 
-use mlxcel_abi::ops_args::PagedAttentionArgs;
 use mlxcel_abi::{DType, Result};
 
 use super::State;
 use super::pending::{Append, HeadNorms, Turn};
-use crate::driver::{Arguments, Shape};
+use crate::driver::{Arguments, Shape, pair};
 use crate::kernels::{ENGINE_ARCHITECTURE, Text};
 
 /// Blocks of a cluster, and the kernel that is compiled for them.
@@ -27,30 +26,6 @@ const WARPS: u32 = 8;
 const STAGE_BYTES: u32 = 4096;
 /// Query heads of a block up to which two blocks find room.
 pub(super) const MOST_HEADS: u32 = 4;
-
-/// Whether each of so many rows is the only one of its sequence.
-///
-/// # Safety
-/// `row_starts` is null or has `n_sequences + 1` values.
-pub(super) unsafe fn has_one_row_each(args: &PagedAttentionArgs, rows: i32) -> bool {
-    if args.row_starts.is_null() {
-        return false;
-    }
-    // SAFETY: forwarded to the caller.
-    let starts =
-        unsafe { core::slice::from_raw_parts(args.row_starts, args.n_sequences as usize + 1) };
-    are_alone(starts, rows)
-}
-
-fn are_alone(starts: &[u32], rows: i32) -> bool {
-    let is_whole = starts.first() == Some(&0) && starts.last().copied() == u32::try_from(rows).ok();
-    // Sequences without rows fill up the last bucket.
-    is_whole
-        && starts.windows(2).all(|pair| match pair {
-            &[from, to] => to == from || Some(to) == from.checked_add(1),
-            _ => false,
-        })
-}
 
 /// How the keys of a row are divided.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -153,9 +128,8 @@ impl Decode {
                         turn.norms,
                     )
                 });
-        // Two 32-bit numbers lie in one word, the first in its low half.
-        let pair = |low: i32, high: i32| u64::from(low as u32) | u64::from(high as u32) << 32;
-        let bits = |value: f32| value.to_bits() as i32;
+        let numbers = |first: i32, second: i32| pair(first as u32, second as u32);
+        let floats = |first: f32, second: f32| pair(first.to_bits(), second.to_bits());
         [
             to.q as u64,
             to.k as u64,
@@ -173,14 +147,14 @@ impl Decode {
             self.out as u64,
             parts as u64,
             counters as u64,
-            pair(self.heads, self.kv_heads),
-            pair(self.page_shift as i32, self.table_width),
-            pair(self.pages, self.window),
-            pair(dims, interleaved),
-            pair(inverse, self.sequences),
-            pair(bits(self.scale), bits(self.softcap)),
-            pair(bits(turn_scale), bits(norms.eps)),
-            pair(i32::from(norms.is_normed), 0),
+            numbers(self.heads, self.kv_heads),
+            numbers(self.page_shift as i32, self.table_width),
+            numbers(self.pages, self.window),
+            numbers(dims, interleaved),
+            numbers(inverse, self.sequences),
+            floats(self.scale, self.softcap),
+            floats(turn_scale, norms.eps),
+            numbers(i32::from(norms.is_normed), 0),
         ]
     }
 }
@@ -300,16 +274,6 @@ mod tests {
                 }
             }
         }
-    }
-
-    #[test]
-    fn a_step_of_decoding_has_one_row_for_each_sequence_that_has_any() {
-        assert!(are_alone(&[0, 1], 1));
-        assert!(are_alone(&[0, 1, 2, 3, 3], 3));
-        assert!(!are_alone(&[0, 2], 2));
-        assert!(!are_alone(&[0, 1, 2], 3));
-        assert!(!are_alone(&[0, 1, 0, 1], 1));
-        assert!(!are_alone(&[], 0));
     }
 
     #[test]

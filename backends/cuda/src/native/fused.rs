@@ -11,6 +11,7 @@ use mlxcel_abi::{DType, ErrorObj, Result, Status, Tensor};
 use mlxcel_backend_mlx::native::View;
 use mlxcel_backend_mlx::stream::Device;
 
+use super::pending::let_go;
 use super::plan::Way;
 use super::products::{Weight, plain, plain_weight, quantized, weight};
 use super::rows::{gated, norm, pairwise};
@@ -63,45 +64,17 @@ unsafe extern "C" fn project(
     }
 }
 
-unsafe extern "C" fn add_rms_norm(
-    ctx: *mut c_void,
-    x: Tensor,
-    residual: Tensor,
-    w: Tensor,
-    eps: f32,
-    out: *mut [Tensor; 2],
-    err: *mut *mut ErrorObj,
-) -> Status {
-    let kernel = |device: Device<'_>, state: &mut State| {
-        if out.is_null() {
-            return Ok(Outcome::Pass);
-        }
-        let (a, b) = (state.input(&device, x)?, state.input(&device, residual)?);
-        if !is_half(a.dtype) || a.shape() != b.shape() {
-            return Ok(Outcome::Pass);
-        }
-        let Some(sum) = pairwise(device, state, binary_kind::ADD, residual, x)? else {
-            return Ok(Outcome::Pass);
-        };
-        let normed = match norm(device, state, sum, w, eps) {
-            Ok(Some(normed)) => normed,
-            other => {
-                device.release(sum)?;
-                return other.map(|_| Outcome::Pass);
-            }
-        };
-        // SAFETY: not null, and the caller's to write.
-        unsafe { out.write([sum, normed]) };
-        Ok(Outcome::Done)
-    };
-    // SAFETY: the slot's contract; the fallback is a slot of the same table and context.
-    unsafe {
-        match attempt(ctx, err, true, kernel) {
-            Ok(status) => status,
-            Err(mlx) => (mlx.add_rms_norm)(ctx, x, residual, w, eps, out, err),
-        }
+slot!(join add_rms_norm(x: Tensor, residual: Tensor, w: Tensor, eps: f32) -> [Tensor; 2] |device, state| {
+    let (a, b) = (state.input(&device, x)?, state.input(&device, residual)?);
+    if !is_half(a.dtype) || a.shape() != b.shape() {
+        return Ok(Outcome::Pass);
     }
-}
+    let Some(sum) = pairwise(device, state, binary_kind::ADD, residual, x)? else {
+        return Ok(Outcome::Pass);
+    };
+    // Where there is no norm the sum is given back with all else that was made.
+    Ok(norm(device, state, sum, w, eps)?.map(|normed| [sum, normed]))
+});
 
 /// A layer's weight in our kernels' form. Layers with a bias are left to their parts.
 fn layer(
@@ -219,33 +192,29 @@ fn projections(
         state.submit_around(way, (x.data as usize, rows, x.dtype), &items, None, around)?;
         return Ok(Some(made));
     }
-    let mut own = Own::new(device);
+    let mut own = Own::default();
     let made = one_by_one(device, state, args, layers, &mut own);
-    own.give_back()?;
+    own.give_back(&device, state)?;
     made
 }
 
 /// Tensors that last as long as a call.
-struct Own<'a> {
-    device: Device<'a>,
-    held: Vec<Tensor>,
-}
+#[derive(Default)]
+struct Own(Vec<Tensor>);
 
-impl<'a> Own<'a> {
-    fn new(device: Device<'a>) -> Self {
-        Self {
-            device,
-            held: Vec::new(),
-        }
-    }
-
+impl Own {
     fn keep(&mut self, t: Tensor) -> Tensor {
-        self.held.push(t);
+        self.0.push(t);
         t
     }
 
-    fn give_back(self) -> Result<()> {
-        self.held.iter().try_for_each(|t| self.device.release(*t))
+    /// Gives all of them back; a call that is not for our kernels after all must not do so again.
+    fn give_back(self, device: &Device<'_>, state: &State) -> Result<()> {
+        state
+            .made
+            .borrow_mut()
+            .retain(|made| !self.0.contains(made));
+        let_go(device, &self.0)
     }
 }
 
@@ -255,7 +224,7 @@ fn normed(
     state: &mut State,
     x: Tensor,
     by: &InputNorm,
-    own: &mut Own<'_>,
+    own: &mut Own,
 ) -> Result<Option<Tensor>> {
     if by.normed != 1 {
         return Ok(Some(x));
@@ -291,7 +260,7 @@ fn one_by_one(
     state: &mut State,
     args: &ProjectArgs,
     layers: &[LinearWeight],
-    own: &mut Own<'_>,
+    own: &mut Own,
 ) -> Result<Option<Vec<Tensor>>> {
     let Some(x) = normed(device, state, args.x, &args.norm, own)? else {
         return Ok(None);
@@ -376,9 +345,9 @@ fn feed_forward(
         submitted?;
         return Ok(Some(t));
     }
-    let mut own = Own::new(device);
+    let mut own = Own::default();
     let made = by_parts(device, state, args, &mut own);
-    own.give_back()?;
+    own.give_back(&device, state)?;
     made
 }
 
@@ -386,7 +355,7 @@ fn by_parts(
     device: Device<'_>,
     state: &mut State,
     args: &GatedMlpArgs,
-    own: &mut Own<'_>,
+    own: &mut Own,
 ) -> Result<Option<Tensor>> {
     let Some(x) = normed(device, state, args.x, &args.norm, own)? else {
         return Ok(None);

@@ -13,7 +13,7 @@ use super::plan::{Tiles, divides};
 use super::products::Weight;
 use super::rows::pairs as line_of_pairs;
 use super::submit::weights;
-use crate::driver::{Arguments, Element, Shape, Tiling};
+use crate::driver::{Arguments, Element, MOST_ACROSS, Shape, Tiling, pair};
 use crate::kernels::{ENGINE_ARCHITECTURE, GROUP_ARCHITECTURE, TILE_TEAMS, Text};
 
 /// Pairs of an expert that `experts_gated` takes at a time.
@@ -22,8 +22,8 @@ const SMALL_GROUP: usize = 8;
 const MOST_ROW_BYTES: usize = 64 << 10;
 /// Pairs an expert, on the average, from which on `tiled` is the better.
 const TILED_FROM: usize = 8;
-/// Blocks along the second dimension of a launch.
-pub(super) const MOST_GROUPS: usize = 65_535;
+/// Groups that a launch has blocks for.
+pub(super) const MOST_GROUPS: usize = MOST_ACROSS;
 
 /// Pairs in order of experts; addresses on the device.
 #[derive(Debug, Clone, Copy, Default)]
@@ -145,7 +145,7 @@ impl Mixture {
             state.maps_of(&second.whole, Reader::Flow)?,
         ];
         let is_gated = x == self.x;
-        let pair = |low: usize, high: usize| low as u64 | (high as u64) << 32;
+        let numbers = |first: usize, second: usize| pair(first as u32, second as u32);
         let record = [
             maps[0] as u64,
             maps[1] as u64,
@@ -158,9 +158,9 @@ impl Mixture {
             order.groups as u64,
             order.count as u64,
             if is_gated { order.rows as u64 } else { 0 },
-            pair(first.rows, first.whole.columns),
-            pair(flow.part, flow.stages),
-            pair(flow.room, self.kind as usize),
+            numbers(first.rows, first.whole.columns),
+            numbers(flow.part, flow.stages),
+            numbers(flow.room, self.kind as usize),
         ];
         let shape = Shape {
             grid: [state.processors, 1, 1],
@@ -291,7 +291,7 @@ impl Mixture {
     }
 
     /// Rows that a group of `tiled` has at most, if that is the way.
-    fn tile_rows(&self, state: &State) -> Option<usize> {
+    pub(super) fn tile_rows(&self, state: &State) -> Option<usize> {
         let each = self.pairs() / self.gate.experts;
         let takes = state.architecture == GROUP_ARCHITECTURE
             && each >= TILED_FROM

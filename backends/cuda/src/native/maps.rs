@@ -114,9 +114,14 @@ impl State {
             bytes.extend(map.0.iter().flat_map(|word| word.to_ne_bytes()));
         }
         let (address, size) = self.pool.take(self.driver, bytes.len())?;
-        self.maps.made.insert(key, (address, size));
         // SAFETY: the block has room for the maps.
-        unsafe { self.queue.upload(address, bytes.as_ptr(), bytes.len()) }?;
-        Ok(address)
+        let uploaded = unsafe { self.queue.upload(address, bytes.as_ptr(), bytes.len()) };
+        if uploaded.is_err() {
+            // Nobody may find maps that are not there.
+            self.pool.put(address, size);
+        } else {
+            self.maps.made.insert(key, (address, size));
+        }
+        uploaded.map(|()| address)
     }
 }

@@ -266,12 +266,17 @@ impl Mixture {
     }
 
     fn submit(&self, state: &mut State, held: &mut Held) -> Result<()> {
+        // A launch has room for so many, each pair being its own group in the worst case.
+        let most_rows = (MOST_GROUPS / self.chosen.max(1)).max(1);
         if state.keeps_rows_apart {
-            // However many there are; a launch has room for so many.
-            let most_rows = (MOST_GROUPS / self.chosen.max(1)).max(1);
             return (0..self.rows)
                 .step_by(most_rows)
                 .try_for_each(|first| self.part(first, most_rows).submit_single(state, held));
+        }
+        if self.rows > most_rows && self.tile_rows(state).is_none() {
+            return (0..self.rows)
+                .step_by(most_rows)
+                .try_for_each(|first| self.part(first, most_rows).submit(state, held));
         }
         let most_single = match self.flows(state) {
             Some(_) => MOST_SINGLE_BESIDE_FLOW,

@@ -16,7 +16,7 @@ use super::ranks::RankSum;
 use super::routing::Norm;
 use super::rows::pairs;
 use super::submit::Around;
-use crate::driver::{Arguments, Shape};
+use crate::driver::{Arguments, Shape, pair};
 use crate::kernels::Text;
 
 /// Products that go together at most.
@@ -93,7 +93,7 @@ pub(super) struct HeadNorms {
 impl HeadNorms {
     /// As the kernels' struct of that name lies in memory.
     fn words(&self) -> [u64; 3] {
-        let last = u64::from(self.eps.to_bits()) | u64::from(self.is_normed) << 32;
+        let last = pair(self.eps.to_bits(), u32::from(self.is_normed));
         [self.q as u64, self.k as u64, last]
     }
 }
@@ -124,17 +124,22 @@ pub(super) struct Append {
     pub(super) pool_rows: i32,
 }
 
-/// Takes references to tensors.
+/// Takes references to tensors, to all or to none.
 pub(super) fn hold(device: &Device<'_>, ts: &[Tensor]) -> Result<Vec<Tensor>> {
-    ts.iter()
-        .filter(|t| !t.is_none())
-        .map(|t| device.retain(*t))
-        .collect()
+    let mut held = Vec::with_capacity(ts.len() + 1);
+    for t in ts.iter().filter(|t| !t.is_none()) {
+        match device.retain(*t) {
+            Ok(t) => held.push(t),
+            Err(error) => return let_go(device, &held).and(Err(error)),
+        }
+    }
+    Ok(held)
 }
 
-/// Gives references back.
+/// Gives references back, all of them: the first error is told.
 pub(super) fn let_go(device: &Device<'_>, held: &[Tensor]) -> Result<()> {
-    held.iter().try_for_each(|t| device.release(*t))
+    held.iter()
+        .fold(Ok(()), |done, t| done.and(device.release(*t)))
 }
 
 /// Blocks for so many elements of a row.

@@ -1,6 +1,7 @@
 //! Which kernel makes a product, and how it is divided.
 
 use super::maps::STREAM_GROUPS;
+use super::pending::MOST_PRODUCTS;
 use super::products::{FEW_ROWS, Weight};
 use super::{COUNTERS, State};
 use crate::kernels::{
@@ -49,7 +50,7 @@ impl State {
         if self.clusters(w, rows) {
             return Some(Way::Clusters);
         }
-        let tiles = self.architecture == GROUP_ARCHITECTURE && tiles(w, rows);
+        let tiles = self.architecture == GROUP_ARCHITECTURE && tiles(w, rows, self.processors);
         // Expanding weights of 4 bits costs as much for one row as for many, and `few_rows` is the better at hiding it.
         let few = rows <= FEW_ROWS;
         if tiles && !(few && (w.bits == 4 || rows <= STREAM_ROWS)) {
@@ -73,13 +74,15 @@ fn has_aligned_groups(w: &Weight) -> bool {
     w.bits == 16 || (w.scales | w.biases).is_multiple_of(16)
 }
 
-fn tiles(w: &Weight, rows: usize) -> bool {
+/// Whether `tiled` makes a product, beside others that are as large too.
+fn tiles(w: &Weight, rows: usize, processors: u32) -> bool {
     let most = if w.bits == 16 {
         TILE_ROWS_PLAIN
     } else {
         TILE_ROWS
     };
-    rows <= most && divides(w)
+    let together = MOST_PRODUCTS * w.rows.div_ceil(Tiles::ROWS);
+    rows <= most && divides(w) && Tiles::of(w, rows, together, processors).is_some()
 }
 
 /// Whether `tiled` can read the weight.
@@ -166,7 +169,7 @@ impl Tiles {
     /// Rows of the weight in a tile.
     pub(super) const ROWS: usize = 64 * TILE_TEAMS;
 
-    /// `tiles` along the rows of all weights. None where they are more than can be counted.
+    /// `tiles` along the rows of all weights. None where they or their pieces are more than can be counted.
     pub(super) fn of(w: &Weight, rows: usize, tiles: usize, processors: u32) -> Option<Self> {
         const MOST_STAGES: usize = 12;
         let (columns, name) = TILE_COLUMNS
@@ -181,7 +184,10 @@ impl Tiles {
         let blocks = (processors as usize / columns_of_tiles)
             .max(1)
             .min(tiles * (w.columns / piece));
-        (columns_of_tiles * tiles <= COUNTERS).then_some(Self {
+        // What a block takes of all pieces is counted in 32 bits.
+        let counts = (tiles * (w.columns / piece)).checked_mul(blocks + 1)?;
+        let is_counted = columns_of_tiles * tiles <= COUNTERS && u32::try_from(counts).is_ok();
+        is_counted.then_some(Self {
             name,
             columns,
             blocks,
@@ -206,7 +212,9 @@ impl Tiles {
             return None;
         }
         let one = Self::of(w, most, tiles, processors)?;
-        let blocks = (processors as usize).min(all * (w.columns / tile_piece(w)));
+        let pieces = all * (w.columns / tile_piece(w));
+        let blocks = (processors as usize).min(pieces);
+        u32::try_from(pieces.checked_mul(blocks + 1)?).ok()?;
         Some(Self {
             blocks,
             scratch_bytes: blocks * 2 * Self::ROWS * one.columns * size_of::<f32>(),
@@ -310,6 +318,17 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn products_with_too_many_tiles_are_not_for_tiles() {
+        let takes = |bits, rows, columns| tiles(&Weight::shaped(bits, rows, columns), 128, 132);
+        assert!(takes(4, 128_256, 4096) && takes(16, 262_144, 8192));
+        // More than there are counters for.
+        assert!(!takes(4, 16 << 20, 256));
+        // Pieces that a block's share of does not fit in 32 bits.
+        assert!(!takes(16, 2 << 20, 1 << 20));
+        assert!(!takes(4, 128, 128), "less than a piece");
     }
 
     fn rows_of_tiles(rows: usize) -> usize {

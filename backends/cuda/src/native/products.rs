@@ -12,7 +12,7 @@ use mlxcel_backend_mlx::stream::Device;
 
 use super::plan::Plan;
 use super::{State, is_half, is_plain, refuse_gaps, slot, small};
-use crate::driver::{Arguments, Shape};
+use crate::driver::{Arguments, MOST_ACROSS, Shape};
 use crate::kernels::Text;
 
 /// Rows that `few_rows` takes.
@@ -461,8 +461,6 @@ fn chosen(
 ) -> Result<Option<Tensor>> {
     /// Beyond these, products of the same expert should share its weight.
     const MOST_PAIRS: usize = 512;
-    /// Blocks along the second dimension of a launch.
-    const MOST_BLOCKS: usize = 65_535;
     let (x, _) = device.view(args.x)?;
     if args.transpose != 1
         || args.rhs_indices.is_none()
@@ -475,7 +473,7 @@ fn chosen(
     let rank = x.shape().len();
     let is_one_row = rank >= 2 && x.shape().get(rank - 2) == Some(&1);
     let most_pairs = if state.keeps_rows_apart {
-        MOST_BLOCKS
+        MOST_ACROSS
     } else {
         MOST_PAIRS
     };

@@ -2,18 +2,16 @@
 //!
 //! With few rows, a norm and the product with the router's weight wait for the choice, and one kernel makes all three.
 
-use core::ffi::c_void;
-
 use mlxcel_abi::fused_args::RouteArgs;
 use mlxcel_abi::ops::BackendOps;
-use mlxcel_abi::{DType, ErrorObj, Result, Status, Tensor};
+use mlxcel_abi::{DType, Result, Tensor};
 use mlxcel_backend_mlx::native::View;
 use mlxcel_backend_mlx::stream::Device;
 
 use super::pending::{Pending, Products, let_go};
 use super::submit::Around;
-use super::{Outcome, State, attempt, is_half, is_plain, small};
-use crate::driver::{Arguments, Shape};
+use super::{State, is_half, is_plain, slot, small};
+use crate::driver::{Arguments, Shape, pair};
 use crate::kernels::{ENGINE_ARCHITECTURE, Text};
 
 /// What the kernels have room for: experts, and how many of them are chosen.
@@ -22,38 +20,25 @@ const MOST_CHOSEN: u32 = 32;
 /// Rows up to which norm, router and choice are one kernel.
 const MOST_ROUTED: usize = 64;
 /// Columns of them: a cluster's rows lie in the shared memory of each of its blocks.
-const MOST_COLUMNS: i32 = 8192;
+const MOST_COLUMNS: usize = 8192;
+/// Blocks of a cluster, which have as many rows.
+const CLUSTER: usize = 8;
+/// Shared memory that the kernel has fixed beyond what is left for others.
+const OWN_BYTES: u32 = 8 << 10;
+
+/// Shared memory of a block for its rows, which lie apart by 16 bytes.
+fn shared_bytes(rows: usize, columns: usize) -> u32 {
+    (rows.min(CLUSTER) * (2 * columns + 16)) as u32
+}
 
 pub(super) fn install(table: &mut BackendOps) {
     table.route = route;
 }
 
-unsafe extern "C" fn route(
-    ctx: *mut c_void,
-    args: *const RouteArgs,
-    out: *mut [Tensor; 2],
-    err: *mut *mut ErrorObj,
-) -> Status {
-    let kernel = |device: Device<'_>, state: &mut State| {
-        // SAFETY: the slot's contract: a live argument struct.
-        let read = unsafe { RouteArgs::read(args) }?;
-        match routed(device, state, &read)? {
-            Some(made) if !out.is_null() => {
-                // SAFETY: not null, and the caller's to write.
-                unsafe { out.write(made) };
-                Ok(Outcome::Done)
-            }
-            _ => Ok(Outcome::Pass),
-        }
-    };
-    // SAFETY: the slot's contract; the fallback is a slot of the same table and context.
-    unsafe {
-        match attempt(ctx, err, true, kernel) {
-            Ok(status) => status,
-            Err(mlx) => (mlx.route)(ctx, args, out, err),
-        }
-    }
-}
+slot!(join route(args: *const RouteArgs) -> [Tensor; 2] |device, state| {
+    // SAFETY: the slot's contract: a live argument struct.
+    routed(device, state, &unsafe { RouteArgs::read(args) }?)
+});
 
 /// A norm of few rows that waits; addresses on the device.
 #[derive(Debug)]
@@ -73,13 +58,19 @@ pub(super) struct Norm {
 }
 
 impl State {
-    /// Whether the kernel for norm, router and choice could take the norm.
-    pub(super) fn may_route(&self, norm: &Norm) -> bool {
+    /// Whether the kernel for norm, router and choice has room for so many rows.
+    fn routes(&self, rows: usize, columns: usize) -> bool {
         self.architecture >= ENGINE_ARCHITECTURE
-            && !self.keeps_rows_apart
-            && norm.rows <= MOST_ROUTED
-            && norm.columns % 8 == 0
-            && norm.columns <= MOST_COLUMNS
+            && rows <= MOST_ROUTED
+            && columns.is_multiple_of(8)
+            && columns <= MOST_COLUMNS
+            && shared_bytes(rows, columns) + OWN_BYTES <= self.most_shared_bytes
+    }
+
+    /// Whether that kernel could take the norm.
+    pub(super) fn may_route(&self, norm: &Norm) -> bool {
+        !self.keeps_rows_apart
+            && self.routes(norm.rows, norm.columns as usize)
             && (norm.x | norm.added | norm.total | norm.weight | norm.out).is_multiple_of(16)
     }
 
@@ -128,14 +119,10 @@ impl State {
             };
             out == logits.data as usize
                 && products.dtype == logits.dtype
-                && products.rows <= MOST_ROUTED
-                && w.columns <= MOST_COLUMNS as usize
-                && w.columns.is_multiple_of(8)
+                && self.routes(products.rows, w.columns)
                 && logits.shape() == [products.rows as i64, w.rows as i64]
         };
-        let takes = self.architecture >= ENGINE_ARCHITECTURE
-            && matches!(&self.pending, Pending::Products(products) if can(products));
-        if !takes {
+        if !matches!(&self.pending, Pending::Products(products) if can(products)) {
             self.flush(device)?;
             return Ok(None);
         }
@@ -146,8 +133,6 @@ impl State {
     }
 
     fn submit_router(&mut self, router: &Products, choice: &Choice) -> Result<()> {
-        /// Blocks of a cluster, which have as many rows.
-        const CLUSTER: usize = 8;
         let Some((w, logits)) = router.items.first().copied() else {
             return Ok(());
         };
@@ -166,7 +151,7 @@ impl State {
         // A quantised weight comes from the host; a plain one may have been made by the kernel before.
         let waits = w.bits == 16 && !self.pool.is_constant(w.words);
         let [norm, residual, last] = around.words();
-        let pair = |low: usize, high: usize| low as u64 | (high as u64) << 32;
+        let numbers = |first: usize, second: usize| pair(first as u32, second as u32);
         let record = [
             w.words as u64,
             w.scales as u64,
@@ -181,18 +166,17 @@ impl State {
             norm,
             residual,
             last,
-            pair(router.rows, w.rows),
-            pair(w.columns, choice.chosen),
-            pair(choice.renormalised, usize::from(waits)),
+            numbers(router.rows, w.rows),
+            numbers(w.columns, choice.chosen),
+            numbers(choice.renormalised, usize::from(waits)),
         ];
         let shape = Shape {
             grid: [CLUSTER as u32, router.rows.div_ceil(CLUSTER) as u32, 1],
             threads: 256,
-            // Rows, apart from each other by 16 bytes.
-            shared_bytes: (router.rows.min(CLUSTER) * (2 * w.columns + 16)) as u32,
+            shared_bytes: shared_bytes(router.rows, w.columns),
         };
-        // Beside what the kernel has fixed, which is more than others have.
-        let most = (CLUSTER * (2 * MOST_COLUMNS as usize + 16)) as u32;
+        // What the kernel has fixed beside it is more than others have.
+        let most = shared_bytes(CLUSTER, MOST_COLUMNS);
         let text = Text::Router {
             bits: w.bits,
             group_size: w.group_size,

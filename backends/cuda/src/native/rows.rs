@@ -105,8 +105,28 @@ pub(super) fn norm(
     Ok(Some(t))
 }
 
+/// What a rotary embedding turns by: the periods that are given, or frequencies of `base`; none where neither can be.
+pub(super) fn table(
+    device: &Device<'_>,
+    state: &mut State,
+    periods: Tensor,
+    dims: u32,
+    base: f32,
+) -> Result<Option<usize>> {
+    if periods.is_none() {
+        return match base > 0.0 {
+            true => frequencies(state, dims, base).map(Some),
+            false => Ok(None),
+        };
+    }
+    let view = state.input(device, periods)?;
+    let fits =
+        view.dtype == DType::F32 && is_plain(&view, 4) && view.shape() == [i64::from(dims / 2)];
+    Ok(fits.then_some(view.data as usize))
+}
+
 /// base^(-2 i / dims) on the device, uploaded once.
-pub(super) fn frequencies(state: &mut State, dims: u32, base: f32) -> Result<usize> {
+fn frequencies(state: &mut State, dims: u32, base: f32) -> Result<usize> {
     if let Some(found) = state.frequencies.get(&(dims, base.to_bits())) {
         return Ok(*found);
     }
@@ -145,16 +165,7 @@ fn rotate(device: Device<'_>, state: &mut State, args: &RopeArgs) -> Result<Opti
     if !fits {
         return Ok(None);
     }
-    let is_given = !args.freqs.is_none();
-    let table = if is_given {
-        let freqs = state.input(&device, args.freqs)?;
-        if freqs.dtype != DType::F32 || !is_plain(&freqs, 4) || freqs.shape() != [dims / 2] {
-            return Ok(None);
-        }
-        freqs.data as usize
-    } else if args.base > 0.0 {
-        frequencies(state, args.dims, args.base)?
-    } else {
+    let Some(table) = table(&device, state, args.freqs, args.dims, args.base)? else {
         return Ok(None);
     };
     let (Some(heads), Some(width), Some(rows)) = (small(heads), small(width), small(rows)) else {
@@ -165,7 +176,7 @@ fn rotate(device: Device<'_>, state: &mut State, args: &RopeArgs) -> Result<Opti
         table,
         dims: args.dims as i32,
         interleaved: args.interleaved as i32,
-        is_inverse: i32::from(is_given),
+        is_inverse: i32::from(!args.freqs.is_none()),
         scale: args.scale,
         rows,
         width,

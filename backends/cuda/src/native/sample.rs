@@ -32,17 +32,17 @@ unsafe extern "C" fn sample(
     err: *mut *mut ErrorObj,
 ) -> Status {
     let kernel = |device: Device<'_>, state: &mut State| {
+        if out.is_null() {
+            return Ok(Outcome::Pass);
+        }
         // SAFETY: the slot's contract: a live argument struct.
         let args = unsafe { SampleArgs::read(args) }?;
-        match choose(device, state, &args)? {
-            Some(made) if !out.is_null() => {
-                // SAFETY: not null, and the caller's to write.
-                unsafe { out.write(made) };
-                Ok(Outcome::Done)
-            }
-            Some(made) => device.release(made).map(|()| Outcome::Pass),
-            None => Ok(Outcome::Pass),
-        }
+        let Some(made) = choose(device, state, &args)? else {
+            return Ok(Outcome::Pass);
+        };
+        // SAFETY: not null, and the caller's to write.
+        unsafe { out.write(made) };
+        Ok(Outcome::Done)
     };
     // SAFETY: the slot's contract. There is no other way to sample that this could fall back to.
     unsafe {

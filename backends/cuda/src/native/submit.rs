@@ -7,7 +7,7 @@ use super::maps::Reader;
 use super::pending::{MOST_PRODUCTS, Products};
 use super::plan::{Stream, Tiles, Way};
 use super::products::Weight;
-use crate::driver::{Arguments, Element, Shape, Tiling};
+use crate::driver::{Arguments, Element, Shape, Tiling, pair};
 use crate::kernels::Text;
 
 /// What a kernel makes of rows before their product and of the result after it: addresses, 0 for none.
@@ -27,7 +27,7 @@ impl Around {
             (true, 0) => 1,
             (true, _) => 2,
         };
-        let last = u64::from(self.eps.to_bits()) | normed << 32;
+        let last = pair(self.eps.to_bits(), normed);
         [self.norm as u64, self.residual as u64, last]
     }
 }
@@ -213,12 +213,9 @@ pub(super) fn weights(items: &[(Weight, usize)], each: usize) -> ([u64; 15], u32
     let numbers = [
         widths[0], widths[1], widths[2], starts[0], starts[1], starts[2],
     ];
-    for (slot, pair) in record.iter_mut().skip(12).zip(numbers.chunks_exact(2)) {
-        // Two 32-bit numbers lie in one word, the first in its low half.
-        *slot = pair
-            .iter()
-            .rev()
-            .fold(0, |word, number| word << 32 | u64::from(*number));
+    for (slot, fields) in record.iter_mut().skip(12).zip(numbers.as_chunks().0) {
+        let [first, second] = *fields;
+        *slot = pair(first, second);
     }
     (record, blocks)
 }
