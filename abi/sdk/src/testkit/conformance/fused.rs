@@ -10,97 +10,15 @@ use mlxcel_abi::{DType, Tensor as Handle, status};
 
 use super::FLOATS;
 use super::array::Array;
+use super::layer::{Layer, Loaded};
 use super::paging::{Scene, scenes};
-use super::quantization::{Packed, name, spec};
-use super::rounding::{Block, Rows, Weight};
+use super::quantization::{name, spec};
+use super::rounding::{Block, Rows};
 use super::suite::Suite;
 use super::tolerance::Tolerance;
-use crate::quant::QuantizedTensor;
 use crate::{Backend, Result, RopeSpec, Tensor};
 
 const EPS: f32 = 1e-5;
-
-/// One linear layer on the host.
-struct Layer {
-    plain: Option<Array>,
-    packed: Option<Packed>,
-    bias: Option<Array>,
-}
-
-impl Layer {
-    /// `[columns]` to `[rows]`; plain where there is no form of quantisation.
-    fn new(
-        form: Option<QuantSpec>,
-        dtype: DType,
-        [rows, columns]: [i64; 2],
-        bias: bool,
-        seed: u64,
-    ) -> Self {
-        // Sums of about unit size, as models have them.
-        let size = 2.0 / (columns as f64).sqrt();
-        Self {
-            plain: form
-                .is_none()
-                .then(|| Array::spread(dtype, &[rows, columns], -size, size, seed)),
-            packed: form.map(|form| Packed::new(form, dtype, &[], rows, columns, seed)),
-            bias: bias.then(|| Array::usual(dtype, &[rows], seed + 7)),
-        }
-    }
-
-    fn on(&self, b: &Backend) -> Result<Loaded> {
-        Ok(Loaded {
-            plain: match &self.plain {
-                Some(weight) => Some(weight.on(b)?.t()?),
-                None => None,
-            },
-            packed: self.packed.as_ref().map(|w| w.on(b)).transpose()?,
-            bias: self.bias.as_ref().map(|bias| bias.on(b)).transpose()?,
-        })
-    }
-
-    /// What its rows measure, by the reference.
-    fn measured(&self, reference: &Backend) -> Result<Weight> {
-        match (&self.plain, &self.packed) {
-            (_, Some(packed)) => packed.measured(reference),
-            (Some(plain), None) => Weight::plain(&plain.on(reference)?),
-            (None, None) => Ok(Weight::default()),
-        }
-    }
-}
-
-/// One linear layer on a backend.
-struct Loaded {
-    plain: Option<Tensor>,
-    packed: Option<QuantizedTensor>,
-    bias: Option<Tensor>,
-}
-
-impl Loaded {
-    fn raw(&self) -> LinearWeight {
-        LinearWeight {
-            plain: Tensor::handle_of(self.plain.as_ref()),
-            quantized: self
-                .packed
-                .as_ref()
-                .map(QuantizedTensor::raw)
-                .unwrap_or_default(),
-            bias: Tensor::handle_of(self.bias.as_ref()),
-            ..LinearWeight::default()
-        }
-    }
-
-    fn forward(&self, x: &Tensor) -> Result<Tensor> {
-        let y = match (&self.plain, &self.packed) {
-            (Some(weight), _) => x.matmul(weight)?,
-            (None, Some(weight)) => weight.matmul_t(x)?,
-            (None, None) => x.clone(),
-        };
-        match &self.bias {
-            Some(bias) => y.add(bias),
-            None => Ok(y),
-        }
-    }
-}
 
 /// What comes before and after the products.
 #[derive(Debug, Clone, Copy)]

@@ -363,7 +363,7 @@ fn mixtures(suite: &mut Suite<'_>, dtype: DType) {
                 true => mlp_tolerance().floor(4000.0),
                 false => mlp_tolerance(),
             };
-            let near = suite.rounded(near, dtype, |b| mixture.reach(b, &forms));
+            let near = suite.rounded(near, dtype, |b| mixture.reach(b, forms));
             both(suite, "mixture", case, near, |b, fused| {
                 mixture.run(b, forms, dtype, fused)
             });

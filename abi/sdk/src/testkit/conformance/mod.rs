@@ -23,6 +23,7 @@ mod elementwise;
 mod fourier;
 mod fused;
 mod indexing;
+mod layer;
 mod mixture;
 mod movement;
 mod norms;
@@ -36,6 +37,8 @@ mod randomness;
 mod recurrence;
 mod reductions;
 mod report;
+#[cfg(test)]
+mod rounded_tests;
 mod rounding;
 mod sampling;
 mod selecting;

@@ -137,7 +137,10 @@ fn a_missing_operation_is_found_and_can_be_declared() {
 }
 
 /// A table with one slot replaced.
-fn patched(reference: &ReferenceBackend, patch: impl FnOnce(&mut BackendOps)) -> Backend {
+pub(super) fn patched(
+    reference: &ReferenceBackend,
+    patch: impl FnOnce(&mut BackendOps),
+) -> Backend {
     // SAFETY: the table of a reference backend is never freed.
     let mut table = unsafe { BackendOps::import(reference.ops()) };
     patch(&mut table);
@@ -147,7 +150,7 @@ fn patched(reference: &ReferenceBackend, patch: impl FnOnce(&mut BackendOps)) ->
 }
 
 /// The table behind a reference's context.
-fn original(ctx: *mut c_void) -> BackendOps {
+pub(super) fn original(ctx: *mut c_void) -> BackendOps {
     let mut table = BackendOps::stubs();
     crate::testkit::reference::install_all(&mut table);
     table.ctx = ctx;
