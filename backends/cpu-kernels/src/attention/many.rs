@@ -8,19 +8,60 @@ use crate::gemm::{self, Tile};
 use crate::isa::dispatch;
 use crate::simd::Simd;
 
-/// Query rows of a block.
-pub(super) const BLOCK_ROWS: usize = 16;
-/// Keys of a block: the widest panel.
-const BLOCK_KEYS: usize = 32;
+/// Query rows of a block, all of which share what is laid out of keys and values, for groups of query heads.
+pub(super) fn block_rows(group: usize) -> usize {
+    if group > 4 { 16 } else { 32 }
+}
 
-/// Converts a stored row of `n` elements to f32.
+/// Keys of a block. Blocks begin at multiples of it, so that a row's sums do not depend on the rows beside it.
+const BLOCK_KEYS: usize = 64;
+
+/// Converts stored rows of `n` elements, `stride` apart, to f32: strips of `width` columns one behind the other, each
+/// with room for [`BLOCK_KEYS`] rows, so that a strip's rows lie next to each other.
 #[inline(always)]
-unsafe fn widen<S: Simd, C: Stored>(from: *const C, n: usize, to: *mut f32) {
-    // SAFETY: the caller vouches for the row and for n elements behind `to`.
+unsafe fn widen<S: Simd, C: Stored>(
+    (from, stride): (*const C, usize),
+    (rows, n): (usize, usize),
+    width: usize,
+    to: *mut f32,
+) {
+    // SAFETY: the caller vouches for the rows and for the strips behind `to`; strips are whole vectors.
     unsafe {
-        for i in (0..n).step_by(S::LANES) {
-            let x = C::load::<S>(from, i, n);
-            x.store_first(to.add(i), (n - i).min(S::LANES));
+        for first in (0..n).step_by(width) {
+            let to = to.add(first * BLOCK_KEYS);
+            let last = n.min(first + width);
+            for row in 0..rows {
+                let (from, to) = (from.add(row * stride), to.add(row * width));
+                for i in (first..last).step_by(S::LANES) {
+                    let x = C::load::<S>(from, i, n);
+                    x.store_first(to.add(i - first), (last - i).min(S::LANES));
+                }
+            }
+        }
+    }
+}
+
+/// Turns rows of `k_dim` elements into panels of `width` of them: `to[panel][element][row]`, with room for
+/// [`BLOCK_KEYS`] rows in both. What is behind the last row is of no meaning.
+#[inline(always)]
+unsafe fn turn<S: Simd>(
+    from: *const f32,
+    (rows, k_dim): (usize, usize),
+    width: usize,
+    to: *mut f32,
+) {
+    // SAFETY: the caller vouches for room for all rows of a block; `width` is a multiple of 8.
+    unsafe {
+        for row in (0..rows).step_by(8) {
+            let to = to.add(row / width * k_dim * width + row % width);
+            let from = from.add(row * k_dim);
+            let whole = k_dim / 8 * 8;
+            for d in (0..whole).step_by(8) {
+                S::turn_eight(from.add(d), k_dim, to.add(d * width), width);
+            }
+            for (d, r) in (whole..k_dim).flat_map(|d| (0..8).map(move |r| (d, r))) {
+                *to.add(d * width + r) = *from.add(r * k_dim + d);
+            }
         }
     }
 }
@@ -56,7 +97,8 @@ pub(super) unsafe fn block<C: Stored>(
     s.queries.resize(queries * p.k_dim, 0.0);
     s.scores.resize(queries * BLOCK_KEYS, 0.0);
     s.keys.resize(p.k_dim * BLOCK_KEYS, 0.0);
-    s.values.resize(BLOCK_KEYS * p.v_dim.max(p.k_dim), 0.0);
+    let widest = p.v_dim.next_multiple_of(width).max(p.k_dim);
+    s.values.resize(BLOCK_KEYS * widest, 0.0);
     s.accumulated.clear();
     s.accumulated.resize(queries * p.v_dim, 0.0);
     s.best.clear();
@@ -73,35 +115,27 @@ pub(super) unsafe fn block<C: Stored>(
         let part = &p.q[from..from + group * p.k_dim];
         s.queries[row * group * p.k_dim..][..group * p.k_dim].copy_from_slice(part);
     }
-    let mut key = p.first_key(lowest) / p.page_size * p.page_size;
+    let mut key = p.first_key(lowest) / BLOCK_KEYS * BLOCK_KEYS;
     while key <= highest {
-        // A block ends with its page, so that its values are rows of one stride.
-        let in_page = p.page_size - key % p.page_size;
-        let n = BLOCK_KEYS.min(in_page).min(highest + 1 - key);
-        let pool_row = p.pool_row(task.sequence, key);
-        for j in 0..n {
-            let k = ((pool_row + j) * p.kv_heads + task.kv_head) * C::FORMAT.row_len(p.k_dim);
-            // SAFETY: the key is inside the pool; `values` has room for all of them.
-            unsafe {
-                let to = s.values.as_mut_ptr().add(j * p.k_dim);
-                run_widen::<C>(isa, pool_keys.add(k), p.k_dim, to);
+        let n = BLOCK_KEYS.min(highest + 1 - key);
+        // SAFETY: the keys are inside the pool; `values` has room for all of a block's.
+        unsafe {
+            let to = s.values.as_mut_ptr();
+            for (run, at, pool_row) in runs(p, task.sequence, key, n) {
+                let stride = p.kv_heads * C::FORMAT.row_len(p.k_dim);
+                let row = pool_row * p.kv_heads + task.kv_head;
+                let from = pool_keys.add(row * C::FORMAT.row_len(p.k_dim));
+                let to = to.add(at * p.k_dim);
+                // One strip as wide as a row.
+                run_widen::<C>(isa, (from, stride), (run, p.k_dim), p.k_dim, to);
             }
-        }
-        // Sixteen elements at a time, so that the lines being written stay in the first-level cache.
-        for d0 in (0..p.k_dim).step_by(16) {
-            let d1 = (d0 + 16).min(p.k_dim);
-            for (j, key) in s.values[..n * p.k_dim].chunks_exact(p.k_dim).enumerate() {
-                for (d, x) in (d0..d1).zip(&key[d0..d1]) {
-                    s.keys[d * BLOCK_KEYS + j] = *x;
-                }
-            }
-        }
-        for j in 0..n {
-            let v = ((pool_row + j) * p.kv_heads + task.kv_head) * C::FORMAT.row_len(p.v_dim);
-            // SAFETY: as above.
-            unsafe {
-                let to = s.values.as_mut_ptr().add(j * p.v_dim);
-                run_widen::<C>(isa, pool_values.add(v), p.v_dim, to);
+            run_turn(isa, to, (n, p.k_dim), width, s.keys.as_mut_ptr());
+            for (run, at, pool_row) in runs(p, task.sequence, key, n) {
+                let stride = p.kv_heads * C::FORMAT.row_len(p.v_dim);
+                let row = pool_row * p.kv_heads + task.kv_head;
+                let from = pool_values.add(row * C::FORMAT.row_len(p.v_dim));
+                let to = to.add(at * width);
+                run_widen::<C>(isa, (from, stride), (run, p.v_dim), width, to);
             }
         }
         // SAFETY: scratch has the sizes set above; `Paged::is_valid` holds for the pool.
@@ -110,8 +144,8 @@ pub(super) unsafe fn block<C: Stored>(
                 let tile = Tile {
                     a: s.queries.as_ptr(),
                     lda: p.k_dim,
-                    b: s.keys.as_ptr().add(at),
-                    ldb: BLOCK_KEYS,
+                    b: s.keys.as_ptr().add(at * p.k_dim),
+                    ldb: width,
                     k: p.k_dim,
                     c: s.scores.as_mut_ptr().add(at),
                     ldc: BLOCK_KEYS,
@@ -128,8 +162,8 @@ pub(super) unsafe fn block<C: Stored>(
                 let tile = Tile {
                     a: s.scores.as_ptr(),
                     lda: BLOCK_KEYS,
-                    b: s.values.as_ptr().add(at),
-                    ldb: p.v_dim,
+                    b: s.values.as_ptr().add(at * BLOCK_KEYS),
+                    ldb: width,
                     k: n,
                     c: s.accumulated.as_mut_ptr().add(at),
                     ldc: p.v_dim,
@@ -145,13 +179,47 @@ pub(super) unsafe fn block<C: Stored>(
         let row = task.first_row + query / group;
         let to = (row * p.heads + task.kv_head * group + query % group) * p.v_dim;
         let scale = s.total[query].recip();
-        for (i, x) in s.accumulated[query * p.v_dim..(query + 1) * p.v_dim]
-            .iter()
-            .enumerate()
-        {
-            // SAFETY: `to + i` is inside `[T, heads, v_dim]`; no other task has this row and head.
-            unsafe { *out.add(to + i) = x * scale };
+        let own = &s.accumulated[query * p.v_dim..(query + 1) * p.v_dim];
+        // SAFETY: a row and head of `[T, heads, v_dim]`, which no other task has.
+        unsafe { run_scale(isa, own, scale, out.add(to)) };
+    }
+}
+
+/// Writes what `of` holds, multiplied.
+#[inline(always)]
+unsafe fn scale_all<S: Simd>(of: &[f32], factor: f32, to: *mut f32) {
+    // SAFETY: the caller vouches for as many elements behind `to`.
+    unsafe {
+        let factor = S::splat(factor);
+        for (i, part) in of.chunks(S::LANES).enumerate() {
+            let x = S::load_first(part.as_ptr(), part.len()).mul(factor);
+            x.store_first(to.add(i * S::LANES), part.len());
         }
+    }
+}
+
+/// Multiplies scores; gives the largest of them and of `best`, and 0, or no number where a score is none or infinite:
+/// the exponential would hide it.
+#[inline(always)]
+unsafe fn scaled<S: Simd>(scores: *mut f32, n: usize, scale: f32, best: f32) -> (f32, f32) {
+    // SAFETY: the caller vouches for n elements.
+    unsafe {
+        let (factor, mut largest, mut check) = (S::splat(scale), S::splat(best), S::zero());
+        let whole = n / S::LANES * S::LANES;
+        for i in (0..whole).step_by(S::LANES) {
+            let x = S::load(scores.add(i)).mul(factor);
+            x.store(scores.add(i));
+            largest = x.max(largest);
+            check = x.mul_add(S::zero(), check);
+        }
+        let (mut largest, mut check) = (largest.max_lane(), check.sum());
+        for i in whole..n {
+            let x = *scores.add(i) * scale;
+            *scores.add(i) = x;
+            largest = if x > largest { x } else { largest };
+            check += x * 0.0;
+        }
+        (largest, check)
     }
 }
 
@@ -171,13 +239,17 @@ unsafe fn soften<S: Simd>(
         return;
     }
     let seen = &mut scores[first..last];
-    seen.iter_mut().for_each(|x| *x *= p.scale);
     if p.softcap > 0.0 {
-        seen.iter_mut().for_each(|x| *x = capped(*x, p.softcap));
+        seen.iter_mut()
+            .for_each(|x| *x = capped(*x * p.scale, p.softcap));
     }
-    let best = seen.iter().copied().fold(s.best[query], f32::max);
+    let scale = if p.softcap > 0.0 { 1.0 } else { p.scale };
     // SAFETY: the slice is live.
-    let sum = unsafe { exponentials::<S>(seen.as_mut_ptr(), seen.len(), best) };
+    let (best, sum) = unsafe {
+        let (best, check) = scaled::<S>(seen.as_mut_ptr(), seen.len(), scale, s.best[query]);
+        let sum = exponentials::<S>(seen.as_mut_ptr(), seen.len(), best);
+        (best, sum + check)
+    };
     scores[..first].fill(0.0);
     scores[last..].fill(0.0);
     let old = s.best[query];
@@ -199,5 +271,29 @@ dispatch! {
     unsafe fn run_soften(p: &Paged<'_>, s: &mut Scratch, query: usize, at: (usize, usize, usize)) = soften
 }
 dispatch! {
-    unsafe fn run_widen[C: Stored][C](from: *const C, n: usize, to: *mut f32) = widen
+    unsafe fn run_widen[C: Stored][C](
+        from: (*const C, usize), sizes: (usize, usize), width: usize, to: *mut f32
+    ) = widen
+}
+dispatch! {
+    unsafe fn run_scale(of: &[f32], factor: f32, to: *mut f32) = scale_all
+}
+dispatch! {
+    unsafe fn run_turn(from: *const f32, sizes: (usize, usize), width: usize, to: *mut f32) = turn
+}
+
+/// Runs of keys `key..key + n` whose rows of the pool are next to each other: how many, after how many, first row.
+fn runs(
+    p: &Paged<'_>,
+    sequence: usize,
+    key: usize,
+    n: usize,
+) -> impl Iterator<Item = (usize, usize, usize)> {
+    let mut done = 0;
+    core::iter::from_fn(move || {
+        let (at, key) = (done, key + done);
+        let run = (p.page_size - key % p.page_size).min(n - at);
+        done += run;
+        (run > 0).then(|| (run, at, p.pool_row(sequence, key)))
+    })
 }

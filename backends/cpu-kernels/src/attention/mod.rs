@@ -159,11 +159,10 @@ unsafe fn exponentials<S: Simd>(scores: *mut f32, n: usize, best: f32) -> f32 {
             i += S::LANES;
         }
         let mut total = sum.sum();
-        while i < n {
-            let e = (*scores.add(i) - best).exp();
-            *scores.add(i) = e;
-            total += e;
-            i += 1;
+        if i < n {
+            let e = S::load_first(scores.add(i), n - i).sub(shift).exp();
+            e.store_first(scores.add(i), n - i);
+            total += S::load_first(scores.add(i), n - i).sum();
         }
         total
     }
@@ -246,8 +245,9 @@ pub fn paged(
     for (sequence, bounds) in p.row_starts.windows(2).enumerate() {
         let (start, end) = (bounds[0] as usize, bounds[1] as usize);
         if end - start >= MANY_ROWS && !p.keeps_rows_apart {
-            for first_row in (start..end).step_by(many::BLOCK_ROWS) {
-                let rows = many::BLOCK_ROWS.min(end - first_row);
+            let block_rows = many::block_rows(p.group());
+            for first_row in (start..end).step_by(block_rows) {
+                let rows = block_rows.min(end - first_row);
                 tasks.extend((0..p.kv_heads).map(|kv_head| {
                     Task::Many(many::Block {
                         sequence,

@@ -368,3 +368,45 @@ fn what_is_beyond_half_caches_is_never_silent() {
         }
     }
 }
+
+/// As above where scores fill whole vectors, whose exponential knows no such thing.
+#[test]
+fn what_is_no_number_reaches_every_row_that_sees_it() {
+    let mut numbers = Numbers(13);
+    let mut pool = Pool::new(2).unwrap();
+    let scratch: Vec<Mutex<Scratch>> = (0..2).map(|_| Mutex::default()).collect();
+    let c = case(&mut numbers, &[(0, 150)], 2, 2, 16, 16, false);
+    for isa in Isa::ALL.into_iter().filter(|isa| isa.is_available()) {
+        for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+            let mut p = Paged {
+                q: &c.q,
+                keys: Cells::F32(&[]),
+                values: Cells::F32(&c.values),
+                positions: &c.positions,
+                page_table: &c.page_table,
+                row_starts: &c.row_starts,
+                sinks: &[],
+                heads: 2,
+                kv_heads: 2,
+                k_dim: 16,
+                v_dim: 16,
+                page_size: PAGE,
+                scale: 1.0,
+                softcap: 0.0,
+                window: 0,
+                chunk: 0,
+                keeps_rows_apart: false,
+            };
+            let mut keys = c.keys.clone();
+            keys[(p.pool_row(0, 70) * 2 + 1) * 16 + 3] = bad;
+            p.keys = Cells::F32(&keys);
+            let mut out = vec![0.0; 150 * 2 * 16];
+            assert!(paged(isa, &mut pool, &p, &mut out, &scratch));
+            for (i, head) in out.chunks_exact(16).enumerate() {
+                let sees = i / 2 >= 70 && i % 2 == 1;
+                let is_right = head.iter().all(|x| x.is_nan() == sees);
+                assert!(is_right, "{} {bad} at {i}: {head:?}", isa.name());
+            }
+        }
+    }
+}

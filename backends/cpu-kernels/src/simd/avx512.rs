@@ -3,6 +3,7 @@
 use core::arch::x86_64::*;
 
 use super::Simd;
+use super::bytes::transpose_eight;
 
 /// Sixteen f32 in a 512-bit register.
 #[derive(Clone, Copy)]
@@ -262,6 +263,11 @@ impl Simd for Avx512 {
             let sums = _mm_add_ps(_mm256_castps256_ps128(all), _mm256_extractf128_ps::<1>(all));
             core::mem::transmute::<__m128, [f32; 4]>(sums)
         }
+    }
+    #[inline(always)]
+    unsafe fn turn_eight(from: *const f32, stride: usize, to: *mut f32, to_stride: usize) {
+        // SAFETY: see above; AVX2 is part of the set.
+        unsafe { transpose_eight(from.cast(), stride, to.cast(), to_stride) }
     }
     #[inline(always)]
     unsafe fn max_lane(self) -> f32 {

@@ -172,6 +172,8 @@ pub type NeonBytes = super::bytes_neon::NeonBytes<super::bytes_neon::Widening>;
 pub type NeonDotBytes = super::bytes_neon::NeonBytes<super::bytes_neon::DotProduct>;
 
 #[cfg(target_arch = "x86_64")]
+pub(super) use x86::transpose_eight;
+#[cfg(target_arch = "x86_64")]
 pub use x86::{Avx2Bytes, Avx512VnniBytes};
 
 #[cfg(target_arch = "x86_64")]
@@ -183,7 +185,12 @@ mod x86 {
 
     /// Eight rows of eight words, `stride` and `to_stride` apart.
     #[inline(always)]
-    unsafe fn transpose_eight(from: *const u32, stride: usize, to: *mut u32, to_stride: usize) {
+    pub(in crate::simd) unsafe fn transpose_eight(
+        from: *const u32,
+        stride: usize,
+        to: *mut u32,
+        to_stride: usize,
+    ) {
         // SAFETY: only called with AVX2; the caller vouches for both blocks.
         unsafe {
             let row = |i: usize| _mm256_loadu_si256(from.add(i * stride).cast());

@@ -117,6 +117,16 @@ pub trait Simd: Copy + 'static {
     unsafe fn sum4(of: [Self; 4]) -> [f32; 4];
     /// Largest lane.
     unsafe fn max_lane(self) -> f32;
+    /// Transposes eight rows of eight: `to[k * to_stride + r] = from[r * stride + k]`.
+    #[inline(always)]
+    unsafe fn turn_eight(from: *const f32, stride: usize, to: *mut f32, to_stride: usize) {
+        // SAFETY: the caller vouches for both blocks.
+        unsafe {
+            for (k, r) in (0..8).flat_map(|k| (0..8).map(move |r| (k, r))) {
+                *to.add(k * to_stride + r) = *from.add(r * stride + k);
+            }
+        }
+    }
 
     /// `e^x`, relative error below 2e-7 in the normal range; 0 below about -87, infinity above about 88.
     ///
