@@ -8,9 +8,10 @@ mod source;
 
 use std::path::Path;
 
-const SOURCES: [&str; 18] = [
+const SOURCES: [&str; 19] = [
     "array",
     "attention",
+    "blocks",
     "collectives",
     "elementwise",
     "indexing",
@@ -38,7 +39,12 @@ fn main() {
 
 fn run() -> Result<(), String> {
     let mlx = mlx::find()?;
-    let mut build = cxx_build::bridges(["src/bridge.rs", "src/stream.rs", "src/collectives.rs"]);
+    let mut build = cxx_build::bridges([
+        "src/bridge.rs",
+        "src/stream.rs",
+        "src/collectives.rs",
+        "src/blocks.rs",
+    ]);
     build
         .std("c++20")
         .opt_level(2)
@@ -61,6 +67,7 @@ fn run() -> Result<(), String> {
         println!("cargo::rerun-if-changed={path}");
     }
     for header in [
+        "blocks.h",
         "collectives.h",
         "error.h",
         "internal.h",
@@ -77,6 +84,7 @@ fn run() -> Result<(), String> {
     println!("cargo::rerun-if-changed=src/bridge.rs");
     println!("cargo::rerun-if-changed=src/stream.rs");
     println!("cargo::rerun-if-changed=src/collectives.rs");
+    println!("cargo::rerun-if-changed=src/blocks.rs");
     println!("cargo::rerun-if-changed=build");
     build.compile("mlxcel_mlx_shim");
     mlx.link()

@@ -109,6 +109,10 @@ void set_tensor_limit(uint64_t bytes) {
   tensor_limit.store(bytes, std::memory_order_relaxed);
 }
 
+uint64_t tensor_limit_bytes() {
+  return tensor_limit.load(std::memory_order_relaxed);
+}
+
 bool on_cpu() {
   return mx::default_device().type == mx::Device::cpu;
 }

@@ -26,6 +26,8 @@ Out keep_view(mx::array a);
 // Refuses an intermediate result that cannot be allocated, before it is built.
 void check_bytes(std::initializer_list<int64_t> dims, size_t item_bytes);
 void check_shape(const mx::Shape& shape, size_t item_bytes);
+// Bytes above which a single tensor is refused; 0 is no limit.
+uint64_t tensor_limit_bytes();
 
 mx::Dtype dtype_of(uint32_t code);
 uint32_t code_of(mx::Dtype dtype);

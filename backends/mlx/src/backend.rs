@@ -158,7 +158,9 @@ impl Backend {
         if options.deterministic {
             apart::install(&mut table);
         }
-        let context = Box::new(Context::new(description, table, memo, host, total_bytes));
+        let idle = ops::memory::idle_bytes(description, options.cache_limit_bytes);
+        let context = Context::new(description, table, memo, host, total_bytes, idle);
+        let context = Box::new(context);
         context.log(
             log::INFO,
             &format!("MLX {} on device {index}", crate::mlx_version()),
@@ -238,6 +240,7 @@ fn start(
     let least = bounds.into_iter().filter(|&bytes| bytes > 0).min();
     bridge::set_tensor_limit(least.unwrap_or(0));
     ops::memory::apply(
+        description,
         total_bytes,
         options.memory_limit_bytes,
         options.cache_limit_bytes,

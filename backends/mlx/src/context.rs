@@ -13,10 +13,12 @@ use mlxcel_abi::ops::BackendOps;
 use mlxcel_abi::{AbiError, Str, Tensor, status};
 
 use crate::backend::Description;
+use crate::blocks::Blocks;
 use crate::bridge::{Array, Memo};
+use crate::entry::Entry;
 
-/// Arrays behind the handles of one backend.
-pub(crate) type Tensors = Arena<UniquePtr<Array>>;
+/// What the handles of one backend stand for.
+pub(crate) type Tensors = Arena<Entry>;
 
 /// What `BackendOps::ctx` points to. Lives from `open` to `close`.
 pub(crate) struct Context {
@@ -26,6 +28,7 @@ pub(crate) struct Context {
     /// Memory of the device, 0 when unknown.
     pub(crate) total_bytes: u64,
     pub(crate) tensors: RefCell<Tensors>,
+    pub(crate) blocks: RefCell<Blocks>,
     pub(crate) memo: RefCell<UniquePtr<Memo>>,
     host: Option<HostApi>,
     owner: u64,
@@ -52,19 +55,21 @@ fn name_of_this_thread() -> String {
 }
 
 impl Context {
-    /// A backend owned by the calling thread.
+    /// A backend owned by the calling thread, which keeps blocks of `most_idle_bytes`.
     pub(crate) fn new(
         description: &'static Description,
         table: BackendOps,
         memo: UniquePtr<Memo>,
         host: Option<HostApi>,
         total_bytes: u64,
+        most_idle_bytes: u64,
     ) -> Self {
         Self {
             table,
             description,
             total_bytes,
             tensors: RefCell::default(),
+            blocks: RefCell::new(Blocks::new(most_idle_bytes)),
             memo: RefCell::new(memo),
             host,
             owner: this_thread(),
@@ -144,18 +149,22 @@ impl Context {
             self.defer_release(t);
             return Ok(());
         };
-        let value = tensors.release(t)?;
+        let ended = tensors.release(t)?;
         drop(tensors);
-        drop(value);
+        if let Some(block) = ended.and_then(Entry::into_block) {
+            self.blocks.borrow_mut().put_back(block);
+        }
         Ok(())
     }
 
     /// Stores a result.
     pub(crate) fn insert(&self, array: UniquePtr<Array>) -> Result<Tensor, AbiError> {
-        if array.is_null() {
-            return Err(AbiError::internal("an operation gave no array"));
-        }
-        self.tensors.borrow_mut().insert(array)
+        self.insert_entry(Entry::of(array)?)
+    }
+
+    /// Stores what a handle stands for.
+    pub(crate) fn insert_entry(&self, entry: Entry) -> Result<Tensor, AbiError> {
+        self.tensors.borrow_mut().insert(entry)
     }
 
     /// Writes to the host's log, if it gave one.

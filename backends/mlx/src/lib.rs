@@ -7,10 +7,12 @@
 mod apart;
 mod args;
 mod backend;
+mod blocks;
 mod bridge;
 pub mod collectives;
 mod context;
 mod device;
+mod entry;
 mod fault;
 pub mod native;
 mod ops;

@@ -5,12 +5,15 @@
 //! for devices whose memory is the host's.
 
 use core::ffi::c_void;
+use std::rc::Rc;
 
 use mlxcel_abi::types::MAX_DIMS;
 use mlxcel_abi::{AbiError, DType, Result, Tensor};
 
+use crate::blocks::{self, Block};
 use crate::bridge;
 use crate::context::Context;
+use crate::entry::Entry;
 use crate::fault::Fault;
 use crate::ops::memory::check_room;
 
@@ -73,6 +76,11 @@ impl View {
         self.len() == 0
     }
 
+    /// Size of the elements.
+    pub(crate) fn byte_len(&self) -> usize {
+        self.len() * self.dtype.size_bytes()
+    }
+
     /// The elements.
     ///
     /// # Safety
@@ -116,19 +124,17 @@ impl<'a> Native<'a> {
     /// Memory of a tensor, which is computed first if need be.
     pub fn view(&self, t: Tensor) -> Result<View> {
         let tensors = self.context.tensors.borrow();
-        let array = tensors.get(t)?;
-        if !bridge::is_computed(array) {
-            check_room(self.context, 0).map_err(|fault| fault.named("view"))?;
+        let entry = tensors.get(t)?;
+        if let Some(view) = entry.known() {
+            return Ok(view);
         }
-        let raw = bridge::raw_array(array).map_err(|error| Fault::from(error).named("view"))?;
-        Ok(View {
-            data: raw.data as *mut u8,
-            dtype: DType(raw.dtype),
-            is_contiguous: raw.row_contiguous,
-            ndim: raw.ndim as usize,
-            dims: raw.dims,
-            strides: raw.strides,
-        })
+        let found = (|| {
+            if !entry.is_computed()? {
+                check_room(self.context, 0)?;
+            }
+            entry.view()
+        })();
+        found.map_err(|fault| fault.named("view"))
     }
 
     /// Whether the memory in use is within the limit.
@@ -138,7 +144,9 @@ impl<'a> Native<'a> {
 
     /// Whether a tensor's elements are there, so that nothing is left to compute.
     pub fn is_computed(&self, t: Tensor) -> Result<bool> {
-        Ok(bridge::is_computed(self.context.tensors.borrow().get(t)?))
+        let tensors = self.context.tensors.borrow();
+        let found = tensors.get(t)?.is_computed();
+        found.map_err(|fault| fault.named("tensor"))
     }
 
     /// A new tensor whose elements the caller must write before anything else happens to it.
@@ -150,22 +158,54 @@ impl<'a> Native<'a> {
         let bytes = bytes.ok_or_else(|| {
             AbiError::invalid(format!("a tensor of shape {shape:?} is not possible"))
         })?;
-        check_room(self.context, bytes).map_err(|fault| fault.named("allocate"))?;
-        let array = bridge::new_array(dtype.0, shape)
-            .map_err(|error| Fault::from(error).named("allocate"))?;
-        let t = self.context.insert(array)?;
-        Ok((t, self.view(t)?))
+        let block = self.block(bytes).map_err(|fault| fault.named("allocate"))?;
+        let entry = block.and_then(|block| Entry::over(block, dtype, shape));
+        let entry = match entry {
+            Some(entry) => entry,
+            None => {
+                check_room(self.context, bytes).map_err(|fault| fault.named("allocate"))?;
+                let array = bridge::new_array(dtype.0, shape)
+                    .map_err(|error| Fault::from(error).named("allocate"))?;
+                Entry::of(array)?
+            }
+        };
+        let known = entry.known();
+        let t = self.context.insert_entry(entry)?;
+        match known {
+            Some(view) => Ok((t, view)),
+            None => Ok((t, self.view(t)?)),
+        }
+    }
+
+    /// Memory for a result, where it is a block's; whoever gets none allocates an array, or the error that there is no room.
+    fn block(&self, bytes: u64) -> crate::args::Result<Option<Rc<Block>>> {
+        if bytes == 0 || bytes > blocks::MOST_BYTES as u64 {
+            return Ok(None);
+        }
+        let mut kept = self.context.blocks.borrow_mut();
+        if !blocks::has_room(bytes, kept.idle_bytes()) {
+            return Ok(None);
+        }
+        kept.take(bytes as usize)
     }
 
     /// The memory of a contiguous tensor under another shape. The caller checked that the number of
     /// elements is the same.
     pub fn share(&self, t: Tensor, shape: &[i64]) -> Result<Tensor> {
-        let array = {
+        let entry = {
             let tensors = self.context.tensors.borrow();
-            bridge::share_array(tensors.get(t)?, shape)
-                .map_err(|error| Fault::from(error).named("share"))?
+            let source = tensors.get(t)?;
+            match source.share(shape) {
+                Some(entry) => entry,
+                None => {
+                    let array = source.array().map_err(|fault| fault.named("share"))?;
+                    let array = bridge::share_array(array, shape)
+                        .map_err(|error| Fault::from(error).named("share"))?;
+                    Entry::of(array)?
+                }
+            }
         };
-        self.context.insert(array)
+        self.context.insert_entry(entry)
     }
 
     /// Another reference to a tensor.

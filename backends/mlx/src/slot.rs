@@ -149,10 +149,7 @@ pub(crate) fn check_out<T>(out: *mut T) -> Result<()> {
 
 /// The array behind a handle.
 pub(crate) fn get(tensors: &Tensors, t: Tensor) -> Result<&Array> {
-    tensors
-        .get(t)?
-        .as_ref()
-        .ok_or_else(|| AbiError::internal("a handle has no array").into())
+    tensors.get(t)?.array()
 }
 
 /// The array behind an optional handle, as a list of none or one.

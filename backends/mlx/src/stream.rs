@@ -9,10 +9,12 @@ use core::ffi::c_void;
 
 use mlxcel_abi::{AbiError, DType, Result, Tensor};
 
-use crate::context::Context;
+use crate::bridge::Array;
+use crate::context::{Context, Tensors};
 use crate::fault::Fault;
 use crate::native::View;
 use crate::ops::memory::check_room;
+use crate::slot::get;
 
 #[cxx::bridge(namespace = "mlxcel")]
 mod ffi {
@@ -116,6 +118,10 @@ pub fn stream() -> Result<usize> {
     Ok(stream)
 }
 
+fn array_of(tensors: &Tensors, t: Tensor) -> Result<&Array> {
+    get(tensors, t).map_err(|fault| fault.named("tensor"))
+}
+
 impl<'a> Device<'a> {
     /// The backend behind a slot's first argument. Refuses other threads.
     ///
@@ -134,8 +140,8 @@ impl<'a> Device<'a> {
     /// that use it has to [`Device::hold`] the tensor.
     pub fn view(&self, t: Tensor) -> Result<(View, bool)> {
         let tensors = self.context.tensors.borrow();
-        let found =
-            ffi::device_view(tensors.get(t)?).map_err(|error| Fault::from(error).named("view"))?;
+        let array = array_of(&tensors, t)?;
+        let found = ffi::device_view(array).map_err(|error| Fault::from(error).named("view"))?;
         let view = View::new(
             found.address as *mut u8,
             DType(found.dtype),
@@ -165,7 +171,7 @@ impl<'a> Device<'a> {
     pub fn share(&self, t: Tensor, shape: &[i64]) -> Result<Tensor> {
         let array = {
             let tensors = self.context.tensors.borrow();
-            crate::bridge::share_array(tensors.get(t)?, shape)
+            crate::bridge::share_array(array_of(&tensors, t)?, shape)
                 .map_err(|error| Fault::from(error).named("share"))?
         };
         self.context.insert(array)
@@ -173,7 +179,7 @@ impl<'a> Device<'a> {
 
     /// Keeps the memory of a tensor until [`Device::let_go_when_done`] is called and everything submitted before it is done.
     pub fn hold(&self, t: Tensor) -> Result<()> {
-        ffi::hold(self.context.tensors.borrow().get(t)?);
+        ffi::hold(array_of(&self.context.tensors.borrow(), t)?);
         Ok(())
     }
 

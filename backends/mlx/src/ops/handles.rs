@@ -3,12 +3,11 @@
 use core::ffi::c_void;
 
 use mlxcel_abi::guard::guard;
-use mlxcel_abi::{DType, ErrorObj, Status, Tensor, TensorInfo};
+use mlxcel_abi::{ErrorObj, Status, Tensor, TensorInfo};
 
-use crate::bridge;
 use crate::context::Context;
 use crate::fault::Fault;
-use crate::slot::{check_out, get, plain_slots};
+use crate::slot::{check_out, plain_slots};
 
 plain_slots! {
     fn retain(context; t: Tensor) {
@@ -18,8 +17,7 @@ plain_slots! {
     fn info(context; t: Tensor, out: *mut TensorInfo) {
         check_out(out)?;
         let tensors = context.tensors.borrow();
-        let info = bridge::info(get(&tensors, t)?);
-        let value = TensorInfo { dtype: DType(info.dtype), ndim: info.ndim, dims: info.dims };
+        let value = tensors.get(t)?.info()?;
         // SAFETY: not null, and the caller vouches for it.
         unsafe { out.write(value) };
         Ok(())

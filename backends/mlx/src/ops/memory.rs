@@ -7,6 +7,8 @@ use mlxcel_abi::ops_args::{MemoryInfo, MemoryLimits};
 use mlxcel_abi::{AbiError, status};
 
 use crate::args::Result;
+use crate::backend::Description;
+use crate::blocks::MOST_IDLE_BYTES;
 use crate::bridge::{self, MemoryFigures};
 use crate::context::Context;
 use crate::device::DeviceKind;
@@ -25,7 +27,7 @@ plain_slots! {
         if room < size_of::<usize>() {
             return Err(Fault::invalid(format!("the result struct says it has {room} bytes")));
         }
-        let figures = bridge::memory_figures()?;
+        let figures = figures_of(context)?;
         let info = MemoryInfo {
             struct_size: room,
             active_bytes: figures.active,
@@ -49,7 +51,10 @@ plain_slots! {
             let name = context.description.name;
             return Err(AbiError::unimplemented(format!("wired_limit_bytes: {name} cannot wire memory down")).into());
         }
-        apply(context.total_bytes, limits.limit_bytes, limits.cache_limit_bytes)?;
+        apply(context.description, context.total_bytes, limits.limit_bytes, limits.cache_limit_bytes)?;
+        if limits.cache_limit_bytes != KEEP {
+            context.blocks.borrow_mut().set_most(idle_bytes(context.description, limits.cache_limit_bytes));
+        }
         if limits.wired_limit_bytes != KEEP {
             bridge::set_wired_limit(limits.wired_limit_bytes)?;
         }
@@ -64,20 +69,44 @@ plain_slots! {
         if let Some(memo) = context.memo.borrow_mut().as_mut() {
             bridge::forget(memo);
         }
+        context.blocks.borrow_mut().clear();
         Ok(bridge::clear_cache()?)
     }
 }
 
 /// Sets the two limits that every device has; 0 as `limit` takes the limit away.
-pub(crate) fn apply(total: u64, limit: u64, cache_limit: u64) -> Result<()> {
+pub(crate) fn apply(
+    description: &Description,
+    total: u64,
+    limit: u64,
+    cache_limit: u64,
+) -> Result<()> {
     if limit != KEEP {
         bridge::set_memory_limit(if limit == 0 { u64::MAX } else { limit })?;
         bridge::set_tensor_limit(if limit == 0 { total } else { limit });
     }
     if cache_limit != KEEP {
-        bridge::set_cache_limit(cache_limit)?;
+        bridge::set_cache_limit(cache_limit - idle_bytes(description, cache_limit))?;
     }
     Ok(())
+}
+
+/// What a cache's limit leaves to idle blocks (see [`crate::blocks`]); the rest is MLX's own.
+pub(crate) fn idle_bytes(description: &Description, cache_limit: u64) -> u64 {
+    match (description.device, cache_limit) {
+        (DeviceKind::Gpu, _) => 0,
+        (DeviceKind::Cpu, KEEP) => MOST_IDLE_BYTES,
+        (DeviceKind::Cpu, limit) => MOST_IDLE_BYTES.min(limit / 4),
+    }
+}
+
+/// MLX's figures, where idle blocks are cache.
+fn figures_of(context: &Context) -> Result<MemoryFigures> {
+    let mut figures = bridge::memory_figures()?;
+    let idle = context.blocks.borrow().idle_bytes();
+    figures.active = figures.active.saturating_sub(idle);
+    figures.cache = figures.cache.saturating_add(idle);
+    Ok(figures)
 }
 
 /// Refuses work that would allocate `wanted` more bytes than the limit leaves. Buffers kept for
@@ -86,12 +115,12 @@ pub(crate) fn check_room(context: &Context, wanted: u64) -> Result<()> {
     let over = |figures: &MemoryFigures| {
         figures.limit > 0 && used_bytes(figures).saturating_add(wanted) > figures.limit
     };
-    let figures = bridge::memory_figures()?;
-    if !over(&figures) {
+    if !over(&figures_of(context)?) {
         return Ok(());
     }
+    context.blocks.borrow_mut().clear();
     bridge::clear_cache()?;
-    let figures = bridge::memory_figures()?;
+    let figures = figures_of(context)?;
     if !over(&figures) {
         return Ok(());
     }
