@@ -10,7 +10,7 @@
 use std::path::{Path, PathBuf};
 
 use mlxcel::engine::batch::BatchLimits;
-use mlxcel::engine::schedule::Budget;
+use mlxcel::engine::schedule::AskedBudget;
 use mlxcel::engine::{
     CancelToken, EngineError, EngineHandle, Event, FinishReason, GenerateRequest, GenerateStats,
     GenerateStream, KvType, LoadOptions, Lookahead, OpenedModel, PrefixOptions, open_model,
@@ -96,9 +96,9 @@ pub fn options(parallel: usize) -> LoadOptions {
         threads: 1,
         limits: BatchLimits {
             parallel,
-            budget: Budget {
-                rows: 48,
-                prefill_rows_beside_decode: 16,
+            budget: AskedBudget {
+                rows: Some(48),
+                prefill_rows_beside_decode: Some(16),
             },
         },
         kv_budget_bytes: Some(1 << 30),

@@ -8,7 +8,7 @@ use clap::Args;
 use mlxcel_registry::store::Revision;
 use serde_json::{Value, json};
 
-use crate::engine::batch::BatchLimits;
+use crate::engine::schedule::AskedBudget;
 use crate::engine::{CacheDesc, KvType, OpenedModel, open_model};
 use crate::plugin::{BackendChoice, DType, SelectError};
 
@@ -101,7 +101,7 @@ pub fn run(args: &InspectArgs, console: &Console) -> Result<Exit, CliError> {
         precision: None,
         tokens: args.max_tokens.map(|asked| asked.min(context)),
         batch: args.batch,
-        step_rows: BatchLimits::default().budget.rows as u64,
+        budget: AskedBudget::default(),
         ranks: 1,
     };
     let report = Report {

@@ -3,6 +3,8 @@
 use std::fs;
 
 use crate::engine::estimate::{DEFAULT_HEADROOM_FACTOR, EstimateInputs, MemoryEstimate, estimate};
+use crate::engine::load::prefill_rows;
+use crate::engine::schedule::AskedBudget;
 use crate::engine::{
     KvType, KvTypes, LoadOptions, OpenedModel, Precision, checkpoint_for, preferred_dtype,
 };
@@ -181,8 +183,8 @@ pub struct Plan {
     pub tokens: Option<u64>,
     /// Sequences at once.
     pub batch: u64,
-    /// Most rows of a step.
-    pub step_rows: u64,
+    /// Rows of a step.
+    pub budget: AskedBudget,
     /// Processes that the model is split over.
     pub ranks: usize,
 }
@@ -197,7 +199,7 @@ impl Plan {
             precision: options.precision,
             tokens: (options.ctx_size > 0).then_some(options.ctx_size as u64),
             batch: 1,
-            step_rows: options.limits.budget.rows as u64,
+            budget: options.limits.budget,
             ranks: options.ranks.as_ref().map_or(1, |plan| plan.size),
         }
     }
@@ -248,7 +250,7 @@ impl Verdict {
             weights_bytes: checkpoint.weights_bytes(),
             tokens,
             batch: plan.batch,
-            step_rows: plan.step_rows,
+            step_rows: plan.budget.or(backend.and_then(prefill_rows)).rows as u64,
             kv_type,
             activation_element_bytes: dtype.size_bytes() as u64,
             headroom_factor,

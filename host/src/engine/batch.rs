@@ -11,8 +11,8 @@ use super::pace::Pace;
 use super::pack::{Span, Wants};
 use super::queue::Queue;
 use super::request::FinishReason;
-use super::runner::{EncodeError, PAGE_SIZE, PREFILL_CHUNK, Runner, Spilled};
-use super::schedule::{Budget, Demand, Need, plan};
+use super::runner::{EncodeError, PAGE_SIZE, Runner, Spilled};
+use super::schedule::{AskedBudget, Budget, Demand, Need, plan};
 
 /// Bounds of the batch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -20,17 +20,14 @@ pub struct BatchLimits {
     /// Most requests in a step.
     pub parallel: usize,
     /// Rows of a step.
-    pub budget: Budget,
+    pub budget: AskedBudget,
 }
 
 impl Default for BatchLimits {
     fn default() -> Self {
         Self {
             parallel: 1,
-            budget: Budget {
-                rows: PREFILL_CHUNK,
-                prefill_rows_beside_decode: 128,
-            },
+            budget: AskedBudget::default(),
         }
     }
 }
@@ -38,7 +35,9 @@ impl Default for BatchLimits {
 /// Running and waiting requests of one model.
 pub struct Batch {
     runner: Runner,
-    limits: BatchLimits,
+    /// Most requests in a step.
+    parallel: usize,
+    budget: Budget,
     running: Vec<Active>,
     waiting: Queue<Active>,
     /// The step whose tokens are not read yet.
@@ -56,10 +55,11 @@ pub struct Batch {
 
 impl Batch {
     /// An empty batch.
-    pub fn new(runner: Runner, limits: BatchLimits) -> Self {
+    pub fn new(runner: Runner, parallel: usize, budget: Budget) -> Self {
         Self {
             runner,
-            limits,
+            parallel,
+            budget,
             running: Vec::new(),
             waiting: Queue::default(),
             flight: None,
@@ -356,7 +356,7 @@ impl Batch {
     }
 
     fn admit(&mut self) {
-        while self.running.len() < self.limits.parallel && self.may_admit() {
+        while self.running.len() < self.parallel && self.may_admit() {
             let Some(mut active) = self.waiting.pop() else {
                 break;
             };
@@ -447,7 +447,7 @@ impl Batch {
     fn budget(&self, demands: &[Demand]) -> Budget {
         let is_answer = |demand: &&Demand| demand.need == Need::Decode;
         let answers = demands.iter().filter(is_answer).count();
-        let budget = self.limits.budget;
+        let budget = self.budget;
         Budget {
             prefill_rows_beside_decode: self
                 .pace

@@ -129,7 +129,9 @@ pub fn start_engine(
         Some(_) => Failure::possible(),
         None => Failure::default(),
     };
-    EngineHandle::start(options.limits, ranks.clone(), move || {
+    let BatchLimits { parallel, budget } = options.limits;
+    let budget = budget.or(prefill_rows(&backend));
+    EngineHandle::start(parallel, budget, ranks.clone(), move || {
         load_runner(&opened, &backend, &options, ranks, &progress)
     })
 }
@@ -311,6 +313,12 @@ pub fn preferred_dtype(opened: &OpenedModel, selected: &SelectedBackend) -> DTyp
 fn is_asynchronous(selected: &SelectedBackend) -> bool {
     let word = selected.report.details.get("asynchronous");
     word.and_then(Value::as_bool).unwrap_or(false)
+}
+
+/// Rows of a step of prompts that the backend says it wants to be busy.
+pub fn prefill_rows(selected: &SelectedBackend) -> Option<usize> {
+    let rows = selected.report.details.get("prefill_rows")?.as_u64()?;
+    usize::try_from(rows).ok().filter(|rows| *rows > 0)
 }
 
 /// What can be said of the options before anything is read but headers, and is not a matter of memory.

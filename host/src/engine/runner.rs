@@ -36,9 +36,6 @@ pub use step::{Outcome, Submitted};
 /// Positions in a page: the unit of sharing and of growth.
 pub const PAGE_SIZE: usize = 32;
 
-/// Most rows of a step, unless told otherwise.
-pub const PREFILL_CHUNK: usize = 512;
-
 /// A loaded model with its caches.
 pub struct Runner {
     // Order of fields is order of drop: tensors and model before the backend they keep open.

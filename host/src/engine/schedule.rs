@@ -15,6 +15,43 @@ pub struct Budget {
     pub prefill_rows_beside_decode: usize,
 }
 
+/// Rows of a step where neither the operator nor the backend says.
+const ROWS: usize = 512;
+/// Least share of prompts beside running answers where nobody says.
+const ROWS_BESIDE_DECODE: usize = 128;
+
+/// Bounds of a step as they were asked for.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct AskedBudget {
+    /// Most rows of a step.
+    pub rows: Option<usize>,
+    /// Most rows of prompts in a step that also has running answers.
+    pub prefill_rows_beside_decode: Option<usize>,
+}
+
+impl AskedBudget {
+    /// With what was not asked for as a backend prefers it that is busy with so many rows.
+    pub fn or(self, preferred_rows: Option<usize>) -> Budget {
+        let preferred = preferred_rows.unwrap_or(ROWS).max(1);
+        let rows = self.rows.unwrap_or(preferred);
+        let beside = self.prefill_rows_beside_decode;
+        let beside = beside.unwrap_or((preferred / 4).max(ROWS_BESIDE_DECODE));
+        Budget {
+            rows,
+            prefill_rows_beside_decode: beside.min(rows),
+        }
+    }
+}
+
+impl From<Budget> for AskedBudget {
+    fn from(budget: Budget) -> Self {
+        Self {
+            rows: Some(budget.rows),
+            prefill_rows_beside_decode: Some(budget.prefill_rows_beside_decode),
+        }
+    }
+}
+
 /// What one request needs next.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Need {
@@ -103,6 +140,25 @@ mod tests {
             priority: 0,
         };
         needs.iter().map(demand).collect()
+    }
+
+    #[test]
+    fn what_is_asked_for_goes_before_what_the_backend_prefers() {
+        let of = |rows, beside, preferred| {
+            let asked = AskedBudget {
+                rows,
+                prefill_rows_beside_decode: beside,
+            };
+            let budget = asked.or(preferred);
+            (budget.rows, budget.prefill_rows_beside_decode)
+        };
+        assert_eq!(of(None, None, None), (512, 128));
+        assert_eq!(of(None, None, Some(2048)), (2048, 512));
+        assert_eq!(of(None, None, Some(64)), (64, 64));
+        assert_eq!(of(Some(300), None, Some(2048)), (300, 300));
+        assert_eq!(of(Some(300), Some(40), Some(2048)), (300, 40));
+        assert_eq!(of(None, Some(4096), Some(2048)), (2048, 2048));
+        assert_eq!(AskedBudget::from(BUDGET).or(Some(2048)), BUDGET);
     }
 
     #[test]

@@ -9,12 +9,13 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use super::active::{Active, Reply};
-use super::batch::{Batch, BatchLimits};
+use super::batch::Batch;
 use super::error::EngineError;
 use super::figures::EngineFigures;
 use super::ranks::Failure;
 use super::request::{CancelToken, Event, EventSink, GenerateRequest};
 use super::runner::{Runner, Spilled};
+use super::schedule::Budget;
 
 /// Stack of the engine thread: graphs are built and freed by recursion in some backends.
 pub(super) const STACK_BYTES: usize = 64 << 20;
@@ -102,7 +103,8 @@ impl EngineHandle {
     /// Starts a thread, builds a runner on it and waits until it is ready; `build` also gives
     /// facts for the caller. `ranks` is the fate of the other ranks that the runner may have.
     pub fn start<T: Send + 'static>(
-        limits: BatchLimits,
+        parallel: usize,
+        budget: Budget,
         ranks: Failure,
         build: impl FnOnce() -> Result<(Runner, T), EngineError> + Send + 'static,
     ) -> Result<(Self, T), EngineError> {
@@ -126,7 +128,7 @@ impl EngineHandle {
                 match build() {
                     Ok((runner, facts)) => {
                         if ready.send(Ok(facts)).is_ok() {
-                            serve(Batch::new(runner, limits), &inbox, &own);
+                            serve(Batch::new(runner, parallel, budget), &inbox, &own);
                         }
                     }
                     // The other side is gone only if its thread panicked; there is nobody to tell.

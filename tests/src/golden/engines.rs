@@ -63,7 +63,7 @@ pub(super) fn batching(checkpoint: &Path, ctx_size: usize) -> EngineHandle {
     };
     let limits = BatchLimits {
         parallel: 4,
-        budget,
+        budget: budget.into(),
     };
     let options = LoadOptions {
         limits,

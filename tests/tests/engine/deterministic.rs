@@ -2,7 +2,7 @@
 //! into them, and whether a prefix was found.
 
 use mlxcel::engine::batch::BatchLimits;
-use mlxcel::engine::schedule::Budget;
+use mlxcel::engine::schedule::AskedBudget;
 use mlxcel::engine::{
     EngineHandle, Event, GenerateRequest, GenerateStream, KvTypes, LoadOptions, Lookahead,
     Precision, PrefixOptions,
@@ -39,9 +39,9 @@ fn engine(
         deterministic: true,
         limits: BatchLimits {
             parallel,
-            budget: Budget {
-                rows,
-                prefill_rows_beside_decode: rows.div_ceil(2),
+            budget: AskedBudget {
+                rows: Some(rows),
+                prefill_rows_beside_decode: Some(rows.div_ceil(2)),
             },
         },
         prefix,

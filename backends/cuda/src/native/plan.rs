@@ -16,6 +16,10 @@ const HALF_SHARED_BYTES: u32 = 112 << 10;
 /// Rows up to which `tiled` is faster than expanding the weight for MLX's product, and than MLX's product with a plain weight.
 const TILE_ROWS: usize = 512;
 const TILE_ROWS_PLAIN: usize = 128;
+/// Multiplications of a product with more rows that is still made here: MLX's product is the faster one, but takes the host some 60 us
+/// with all that is submitted around it.
+const SMALL: usize = 4 << 30;
+const SMALL_PLAIN: usize = 2 << 30;
 /// Columns that `tiled` is compiled for.
 const TILE_COLUMNS: [(usize, &str); 5] = [
     (8, "tiled_8"),
@@ -83,6 +87,12 @@ fn tiles(w: &Weight, rows: usize, processors: u32) -> bool {
     };
     let together = MOST_PRODUCTS * w.rows.div_ceil(Tiles::ROWS);
     rows <= most && divides(w) && Tiles::of(w, rows, together, processors).is_some()
+}
+
+/// Whether a product is so small that what the host takes for MLX's decides.
+pub(super) fn is_small(w: &Weight, rows: usize) -> bool {
+    let most = if w.bits == 16 { SMALL_PLAIN } else { SMALL };
+    rows * w.rows * w.columns <= most
 }
 
 /// Whether `tiled` can read the weight.

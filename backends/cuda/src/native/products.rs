@@ -10,7 +10,7 @@ use mlxcel_abi::{DType, Result, Tensor, status};
 use mlxcel_backend_mlx::native::View;
 use mlxcel_backend_mlx::stream::Device;
 
-use super::plan::Plan;
+use super::plan::{Plan, is_small};
 use super::{State, is_half, is_plain, refuse_gaps, slot, small};
 use crate::driver::{Arguments, MOST_ACROSS, Shape};
 use crate::kernels::Text;
@@ -195,7 +195,8 @@ pub(super) fn quantized(
             false => Ok(None),
         };
     }
-    if state.way(&w, m).is_none() && (m > MOST_ROWS || !has_room(state, &w, m)) {
+    let takes = (m <= MOST_ROWS || is_small(&w, m)) && has_room(state, &w, m);
+    if state.way(&w, m).is_none() && !takes {
         state.flush(&device)?;
         return through_expansion(device, state, args.x, &w, x.dtype);
     }
@@ -251,7 +252,8 @@ pub(super) fn plain(
         return apart(&device, state, &x, &w, m).map(Some);
     }
     let takes = !state.keeps_rows_apart
-        && (state.way(&w, m).is_some() || (m <= MOST_ROWS_PLAIN && has_room(state, &w, m)));
+        && (state.way(&w, m).is_some()
+            || ((m <= MOST_ROWS_PLAIN || is_small(&w, m)) && has_room(state, &w, m)));
     if x.shape().len() < 2 || !takes {
         return Ok(None);
     }

@@ -7,6 +7,7 @@ use std::time::Duration;
 use clap::Args;
 use serde_json::{Map, Value};
 
+use crate::engine::schedule::AskedBudget;
 use crate::engine::{DiskOptions, PrefixOptions};
 use crate::sampling::SamplingParams;
 use crate::server::{
@@ -124,12 +125,12 @@ pub struct LimitArgs {
     /// Bytes of a request's body
     #[arg(long, value_name = "BYTES", default_value_t = 16 << 20, value_parser = body_bytes, help_heading = "Limits")]
     max_body_bytes: usize,
-    /// Rows of prompts and answers in one step of the engine
-    #[arg(long, value_name = "N", default_value_t = 512, value_parser = clap::value_parser!(u32).range(1..), help_heading = "Limits")]
-    pub prefill_chunk_size: u32,
-    /// Of them, rows of prompts while answers run: less is smoother, more begins sooner
-    #[arg(long, value_name = "N", default_value_t = 128, value_parser = clap::value_parser!(u32).range(1..), help_heading = "Limits")]
-    pub prefill_beside_decode: u32,
+    /// Rows of prompts and answers in one step of the engine [default: the backend's, 512 or more]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..), help_heading = "Limits")]
+    prefill_chunk_size: Option<u32>,
+    /// Of them, rows of prompts while answers run: less is smoother, more begins sooner [default: a quarter of the backend's]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..), help_heading = "Limits")]
+    prefill_beside_decode: Option<u32>,
     /// Bytes for keys and values: auto is most of what the device has left
     #[arg(long, value_name = "auto|BYTES", default_value = "auto", value_parser = budget, help_heading = "Limits")]
     pub kv_cache_budget: KvBudget,
@@ -255,6 +256,15 @@ impl LimitArgs {
     /// Answers at a time.
     pub fn parallel(&self) -> usize {
         usize::try_from(self.parallel).unwrap_or(4)
+    }
+
+    /// Rows of a step.
+    pub fn budget(&self) -> AskedBudget {
+        let asked = |rows: Option<u32>| rows.map(|rows| rows as usize);
+        AskedBudget {
+            rows: asked(self.prefill_chunk_size),
+            prefill_rows_beside_decode: asked(self.prefill_beside_decode),
+        }
     }
 
     /// What is kept of finished requests.

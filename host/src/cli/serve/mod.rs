@@ -11,7 +11,6 @@ use mlxcel_registry::store::{Resolved, Revision};
 
 use crate::chat::{ChatError, ModelText};
 use crate::engine::batch::BatchLimits;
-use crate::engine::schedule::Budget;
 use crate::engine::{
     EngineFacts, EngineHandle, LoadOptions, RANK_COMMAND, check_options, check_room, open_model,
     start_engine,
@@ -173,14 +172,10 @@ fn prepare(
     )?;
     let backend = loader.select_backend(&catalogue, &args.loading.backend)?;
     tracing::info!("{}", backend.summary);
-    let rows = args.limits.prefill_chunk_size as usize;
     let options = LoadOptions {
         limits: BatchLimits {
             parallel: args.limits.parallel(),
-            budget: Budget {
-                rows,
-                prefill_rows_beside_decode: rows.min(args.limits.prefill_beside_decode as usize),
-            },
+            budget: args.limits.budget(),
         },
         kv_budget_bytes: match args.limits.kv_cache_budget {
             KvBudget::Auto => None,
