@@ -16,6 +16,8 @@ const CLUSTER: &str = include_str!("kernels/cluster.cuh");
 const FEW: &str = include_str!("kernels/few.cuh");
 const RAW: &str = include_str!("kernels/raw.cuh");
 const LINES: &str = include_str!("kernels/lines.cuh");
+const PAGED: &str = include_str!("kernels/paged.cuh");
+const SCORES: &str = include_str!("kernels/scores.cuh");
 
 /// First generation with a copy engine that brings tiles.
 pub(crate) const ENGINE_ARCHITECTURE: i32 = 90;
@@ -145,10 +147,14 @@ impl Text {
             Self::Rows => &[include_str!("kernels/rows.cu")],
             Self::Ranks { .. } => &[include_str!("kernels/ranks.cu")],
             Self::Sample { .. } => &[include_str!("kernels/sample.cu")],
-            Self::Attention { .. } => &[include_str!("kernels/attention.cu")],
-            Self::Decode { .. } => &[CLUSTER, include_str!("kernels/decode.cu")],
-            Self::Prefill { .. } => &[
+            Self::Attention { .. } => &[
+                PAGED,
                 include_str!("kernels/attention.cu"),
+                include_str!("kernels/prefill_rows.cu"),
+            ],
+            Self::Decode { .. } => &[CLUSTER, SCORES, include_str!("kernels/decode.cu")],
+            Self::Prefill { .. } => &[
+                PAGED,
                 ENGINE,
                 GROUP,
                 include_str!("kernels/prefill.cu"),

@@ -175,10 +175,13 @@ class Variant:
         self.defines = [r[2:] for r in rest if r.startswith("-D")]
         self.options = {k: int(v) for k, v in (r.split("=") for r in rest if not r.startswith("-D"))}
         self.modules, self.functions = {}, {}
-        self.has_decode = os.path.exists(os.path.join(self.folder, "decode.cu"))
-        self.has_scales = "scales[3]" in self.text(["streamed.cu"])
+        self.has_decode = bool(self.there("decode.cu"))
+        self.has_scales = "scales[3]" in self.text(["common.cuh", "streamed.cu"])
         self.has_head_norms = "HeadNorms" in self.text(["rows.cu"])
-        self.clusters = ["cluster.cuh"] if os.path.exists(os.path.join(self.folder, "cluster.cuh")) else []
+
+    def there(self, *files):
+        """Those of the files that the folder has: older ones have fewer."""
+        return [file for file in files if os.path.exists(os.path.join(self.folder, file))]
 
     def text(self, files):
         return "".join(open(os.path.join(self.folder, file)).read() for file in files)
@@ -194,10 +197,10 @@ class Variant:
         yield ("sample",), ["common.cuh", "sample.cu"], base + ["LOGITS_F32=0"]
         for width, group in ((128, 4), (64, 3)):
             heads = [f"HEAD_WIDTH={width}", f"GROUP_HEADS={group}"]
-            yield ("attention", width), ["common.cuh", "attention.cu"], base + heads
+            yield ("attention", width), ["common.cuh", *self.there("paged.cuh"), "attention.cu"], base + heads
             if self.has_decode:
                 for stages in (1, 2):
-                    yield ("decode", width, stages), ["common.cuh", *self.clusters, "decode.cu"], base + heads + [f"DECODE_STAGES={stages}"]
+                    yield ("decode", width, stages), ["common.cuh", *self.there("cluster.cuh", "scores.cuh"), "decode.cu"], base + heads + [f"DECODE_STAGES={stages}"]
 
     def function(self, key, name, shared=0):
         if (key, name) not in self.functions:

@@ -30,7 +30,7 @@ class MixtureVariant(Variant):
     def wanted(self):
         base = ["F16=0"] + self.defines
         form = ["WEIGHT_BITS=4", f"GROUP_SIZE={GROUP_SIZE}"]
-        newer = [f for f in ("engine.cuh", "raw.cuh", "lines.cuh", "experts.cu", "grouped.cu", "pairs.cu", "experts_streamed.cu") if self.has(f)]
+        newer = self.there("engine.cuh", "raw.cuh", "lines.cuh", "experts.cu", "grouped.cu", "pairs.cu", "experts_streamed.cu")
         experts = newer if self.has("pairs.cu") else ["experts.cu"]
         yield ("experts",), ["common.cuh", "few.cuh", *experts], base + form
         yield ("choice",), ["common.cuh", "choice.cu"], base + ["LOGITS_F32=0"]
@@ -41,7 +41,7 @@ class MixtureVariant(Variant):
         tiles = ["TILE_TEAMS=2", f"TILE_BYTES={TILE_BYTES}", "TILE_GROUPED=0"]
         yield ("tiled",), ["common.cuh", "engine.cuh", "group.cuh", "tiled.cu"], base + form + tiles
         yield ("product",), ["common.cuh", "few.cuh", "product.cu"], base + form
-        yield ("attention", WIDTH, 8), ["common.cuh", "attention.cu"], base + [f"HEAD_WIDTH={WIDTH}", "GROUP_HEADS=8"]
+        yield ("attention", WIDTH, 8), ["common.cuh", *self.there("paged.cuh"), "attention.cu"], base + [f"HEAD_WIDTH={WIDTH}", "GROUP_HEADS=8"]
         for job in super().wanted():
             if job[0][0] in ("streamed", "rows") or job[0][:2] == ("decode", WIDTH):
                 yield job
@@ -53,10 +53,7 @@ class MixtureVariant(Variant):
         return found
 
     def has(self, file):
-        try:
-            return bool(self.text([file]))
-        except OSError:
-            return False
+        return bool(self.there(file))
 
 
 def stack(w):

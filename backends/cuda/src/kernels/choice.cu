@@ -39,10 +39,7 @@ __device__ __forceinline__ void choose(
     for (int i = 0; i < kHeld; ++i) {
       total += i * 32 + lane < n ? __expf(held[i] - most) : 0.0f;
     }
-#pragma unroll
-    for (int step = 16; step > 0; step /= 2) {
-      total += __shfl_xor_sync(0xFFFFFFFFu, total, step);
-    }
+    total = sum_of_warp(total);
   }
   // Lane c keeps the c-th choice.
   u32 own_expert = 0;
@@ -66,11 +63,7 @@ __device__ __forceinline__ void choose(
   }
   float share = lane < chosen ? __expf(own_logit - most) : 0.0f;
   if (renormalised) {
-    total = share;
-#pragma unroll
-    for (int step = 16; step > 0; step /= 2) {
-      total += __shfl_xor_sync(0xFFFFFFFFu, total, step);
-    }
+    total = sum_of_warp(share);
   }
   if (lane < chosen) {
     experts[lane] = own_expert;

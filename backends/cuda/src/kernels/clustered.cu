@@ -3,17 +3,8 @@
 // A tile is 128 rows of the weight by COLUMNS rows of x, and belongs to a cluster, each block of which has an eighth of K: the
 // sooner all of the weight is asked for the sooner it is there, and blocks read it before the launch before has ended. Then they add
 // what they have through each other's shared memory, each its rows of the tile. A norm is made with the product: what x is weighted
-// with before it, what it is divided by afterwards, from squares that the blocks add in the same way. Follows `raw.cuh`.
-
-struct Clustered {
-  const u8* w[3];
-  const u16* scales[3];
-  const u16* biases[3];
-  u16* out[3];
-  int n[3];
-  // First tile of each weight.
-  int start[3];
-};
+// with before it, what it is divided by afterwards, from squares that the blocks add in the same way. Follows `cluster.cuh`
+// and `raw.cuh`.
 
 constexpr int kBlocks = 8, kClusterWarps = 8, kTileRows = 128;
 
@@ -28,15 +19,13 @@ __device__ __forceinline__ float2 pair_of_block(const float* own, int block) {
 // Bytes of shared memory: x in the tensor core's order, sums of its groups, what f16 starts from, parts, squares. The host knows the
 // same sum.
 template <int COLUMNS>
-__device__ __forceinline__ void clustered(const Clustered& all, const u16* x, int k, int rows, const Around& around) {
+__device__ __forceinline__ void clustered(const Weights& all, const u16* x, int k, int rows, const Around& around) {
   constexpr int kTiles = COLUMNS / 8, kEach = COLUMNS / kClusterWarps;
   extern __shared__ __align__(16) u8 memory[];
   let_next_start();
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, quad = lane & 3, in_tile = lane >> 2;
   const int rank = blockIdx.x % kBlocks, tile = blockIdx.x / kBlocks, first_x = blockIdx.y * COLUMNS, count = min(COLUMNS, rows - first_x);
-  const int which = tile >= all.start[2] ? 2 : tile >= all.start[1] ? 1 : 0;
-  const int n = which == 0 ? all.n[0] : which == 1 ? all.n[1] : all.n[2];
-  const int first = (tile - (which == 0 ? 0 : which == 1 ? all.start[1] : all.start[2])) * kTileRows;
+  const int which = WHICH(all, tile), n = PICK(all.n, which), first = (tile - FIRST_TILE(all, which)) * kTileRows;
   const int slice = k / kBlocks, pieces = slice / kPiece, groups = slice / GROUP_SIZE;
   u8* const xs = memory;
   float* const sums_of_x = reinterpret_cast<float*>(xs + slice * COLUMNS * 2);
@@ -47,9 +36,9 @@ __device__ __forceinline__ void clustered(const Clustered& all, const u16* x, in
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const size_t line = min(first + warp * 16 + half * 8 + in_tile, n - 1);
-    const u8* w = which == 0 ? all.w[0] : which == 1 ? all.w[1] : all.w[2];
-    const u16* scales = which == 0 ? all.scales[0] : which == 1 ? all.scales[1] : all.scales[2];
-    const u16* biases = which == 0 ? all.biases[0] : which == 1 ? all.biases[1] : all.biases[2];
+    const u8* w = PICK(all.w, which);
+    const u16* scales = PICK(all.scales, which);
+    const u16* biases = PICK(all.biases, which);
     own.words[half] = w + line * (k / 2) + rank * (slice / 2);
     own.scales[half] = scales + line * (k / GROUP_SIZE) + rank * groups;
     own.biases[half] = biases + line * (k / GROUP_SIZE) + rank * groups;
@@ -77,27 +66,13 @@ __device__ __forceinline__ void clustered(const Clustered& all, const u16* x, in
         of_row[i] += sum_of_squares(v);
         v = scaled_by(v, of_norm, 1.0f);
       }
-      u32 p[4];
-      pairs_of<4>(v, 0, p);
-      const uint4 to = make_uint4(times(p[0], SCALE_PLAIN), times(p[1], SCALE_HIGH), times(p[2], SCALE_PLAIN), times(p[3], SCALE_HIGH));
+      const uint4 to = in_order(v);
       *reinterpret_cast<uint4*>(xs + (((at / 8 * 2 + at % 2) * COLUMNS + row) * 4 + at % 8 / 2) * 16) = to;
-      float sum = low_float(v.x) + high_float(v.x) + low_float(v.y) + high_float(v.y);
-      sum += low_float(v.z) + high_float(v.z) + low_float(v.w) + high_float(v.w);
+      const GroupSums sums = sums_of_group(v, to);
+      if (at % GROUP_LANES == 0) {
+        sums_of_x[at / GROUP_LANES * COLUMNS + row] = sums.x;
 #if F16
-      float start = low_float(to.x) + high_float(to.x) + low_float(to.y) + high_float(to.y);
-      start += low_float(to.z) + high_float(to.z) + low_float(to.w) + high_float(to.w);
-#endif
-#pragma unroll
-      for (int step = 1; step < GROUP_SIZE / 8; step *= 2) {
-        sum += __shfl_xor_sync(0xFFFFFFFFu, sum, step);
-#if F16
-        start += __shfl_xor_sync(0xFFFFFFFFu, start, step);
-#endif
-      }
-      if (at % (GROUP_SIZE / 8) == 0) {
-        sums_of_x[at / (GROUP_SIZE / 8) * COLUMNS + row] = sum;
-#if F16
-        starts[at / (GROUP_SIZE / 8) * COLUMNS + row] = -1024.0f * start;
+        starts[at / GROUP_LANES * COLUMNS + row] = -1024.0f * sums.ordered;
 #endif
       }
     }
@@ -174,7 +149,7 @@ __device__ __forceinline__ void clustered(const Clustered& all, const u16* x, in
   }
   cluster_arrive();
   cluster_wait();
-  u16* out = which == 0 ? all.out[0] : which == 1 ? all.out[1] : all.out[2];
+  u16* out = PICK(all.out, which);
   constexpr int kOwnRows = kTileRows / kBlocks;
   for (int i = threadIdx.x; i < kOwnRows * COLUMNS / 2; i += kClusterWarps * 32) {
     const int line = rank * kOwnRows + i % kOwnRows, pair = i / kOwnRows;
@@ -218,7 +193,7 @@ __device__ __forceinline__ void clustered(const Clustered& all, const u16* x, in
 
 #define CLUSTERED(COLUMNS, BLOCKS)                                                                                                   \
   extern "C" __global__ void __cluster_dims__(kBlocks, 1, 1) __launch_bounds__(kClusterWarps * 32, BLOCKS) clustered_##COLUMNS(      \
-      const __grid_constant__ Clustered all, const u16* x, int k, int rows, const __grid_constant__ Around around) {                 \
+      const __grid_constant__ Weights all, const u16* x, int k, int rows, const __grid_constant__ Around around) {                 \
     clustered<COLUMNS>(all, x, k, rows, around);                                                                                     \
   }
 CLUSTERED(8, 4)

@@ -29,6 +29,13 @@ __device__ __forceinline__ u32 fma2(u32 a, u32 b, u32 c) {
   asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
   return d;
 }
+__device__ __forceinline__ u32 mul2(u32 a, u32 b) {
+  u32 d;
+  asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
+  return d;
+}
+// Values of few bits for the tensor core as they are: 2^10 with the value in its lowest bits.
+#define RAW(w, mask) (((w) & (mask)) | 0x64006400u)
 #define MMA_TYPE "f32.f16.f16.f32"
 #define ONE_TWICE 0x3C003C00u
 #else
@@ -50,6 +57,13 @@ __device__ __forceinline__ u32 fma2(u32 a, u32 b, u32 c) {
   asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
   return d;
 }
+__device__ __forceinline__ u32 mul2(u32 a, u32 b) {
+  u32 d;
+  asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
+  return d;
+}
+// The same: the value in the lowest bits is that number times 2^-133.
+#define RAW(w, mask) ((w) & (mask))
 #define MMA_TYPE "f32.bf16.bf16.f32"
 #define ONE_TWICE 0x3F803F80u
 #endif
@@ -59,6 +73,31 @@ __device__ __forceinline__ float low_float(u32 pair) {
 }
 __device__ __forceinline__ float high_float(u32 pair) {
   return to_float(static_cast<u16>(pair >> 16));
+}
+__device__ __forceinline__ void unpack(const uint4& v, float (&f)[8]) {
+  f[0] = low_float(v.x), f[1] = high_float(v.x), f[2] = low_float(v.y), f[3] = high_float(v.y);
+  f[4] = low_float(v.z), f[5] = high_float(v.z), f[6] = low_float(v.w), f[7] = high_float(v.w);
+}
+__device__ __forceinline__ u32 word_of(const uint4& v, int i) {
+  return i == 0 ? v.x : i == 1 ? v.y : i == 2 ? v.z : v.w;
+}
+// As it is where it is stored and read again.
+__device__ __forceinline__ float rounded(float v) {
+  return to_float(from_float(v));
+}
+__device__ __forceinline__ float exp2_fast(float v) {
+  float e;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(e) : "f"(v));
+  return e;
+}
+
+// The same in all lanes of a warp.
+__device__ __forceinline__ float sum_of_warp(float v) {
+#pragma unroll
+  for (int step = 16; step > 0; step /= 2) {
+    v += __shfl_xor_sync(0xFFFFFFFFu, v, step);
+  }
+  return v;
 }
 
 // d += a b on the tensor cores: 16 x 16 by 16 x 8.
@@ -78,6 +117,19 @@ __device__ __forceinline__ uint4 load_shared(u32 address) {
   uint4 v;
   asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(address));
   return v;
+}
+__device__ __forceinline__ uint2 load_pair_shared(u32 address) {
+  uint2 v;
+  asm volatile("ld.shared.v2.u32 {%0,%1}, [%2];" : "=r"(v.x), "=r"(v.y) : "r"(address));
+  return v;
+}
+__device__ __forceinline__ u32 load_word_shared(u32 address) {
+  u32 v;
+  asm volatile("ld.shared.u32 %0, [%1];" : "=r"(v) : "r"(address));
+  return v;
+}
+__device__ __forceinline__ void prefetch(const void* p) {
+  asm volatile("prefetch.global.L2 [%0];" ::"l"(p));
 }
 __device__ __forceinline__ u32 shared_address(const void* p) {
   return static_cast<u32>(__cvta_generic_to_shared(p));
@@ -106,6 +158,37 @@ __device__ __forceinline__ void let_next_start() {
 #endif
 }
 
+// f(gate) * up; kinds as in the operation table: 1 SiLU, 2 GELU, 3 GELU by tanh, 4 ReLU.
+__device__ __forceinline__ float gated(float g, float u, int kind) {
+  if (kind == 1) {
+    return g / (1.0f + __expf(-g)) * u;
+  }
+  if (kind == 2) {
+    return 0.5f * g * (1.0f + erff(g * 0.70710678f)) * u;
+  }
+  if (kind == 3) {
+    return 0.5f * g * (1.0f + tanhf(0.79788456f * (g + 0.044715f * g * g * g))) * u;
+  }
+  return fmaxf(g, 0.0f) * u;
+}
+
+// Up to three weights for the same x, one after another. The host lays it out.
+struct Weights {
+  // Rows of values; for kernels that the copy engine serves, tensor maps of 128 bytes one after another: of values and, where they are
+  // read through maps too, of scales and biases.
+  const u8* w[3];
+  const u16* scales[3];
+  const u16* biases[3];
+  u16* out[3];
+  int n[3];
+  // First tile of each.
+  int start[3];
+};
+// One of three, which of three weights has a tile, and that one's first tile. As functions these give the compiler other code.
+#define PICK(from, i) ((i) == 0 ? (from)[0] : (i) == 1 ? (from)[1] : (from)[2])
+#define WHICH(all, tile) ((tile) >= (all).start[2] ? 2 : (tile) >= (all).start[1] ? 1 : 0)
+#define FIRST_TILE(all, i) ((i) == 0 ? 0 : (i) == 1 ? (all).start[1] : (all).start[2])
+
 // What happens to x before the product and to the result after it.
 struct Around {
   // Weight of the norm.
@@ -116,6 +199,15 @@ struct Around {
   // 1: normed without a weight; 2: with one.
   int normed;
 };
+
+// A result and what is added to it, if anything, each rounded by itself as when they are two operations.
+__device__ __forceinline__ u16 with_residual(float v, const u16* residual, size_t at) {
+  u16 value = from_float(v);
+  if (residual != nullptr) {
+    value = from_float(to_float(value) + to_float(residual[at]));
+  }
+  return value;
+}
 
 // Eight values, normed: `factor` is the reciprocal of their row's root mean square.
 __device__ __forceinline__ uint4 scaled_by(const uint4& v, const uint4& w, float factor) {

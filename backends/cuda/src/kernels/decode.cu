@@ -9,7 +9,8 @@
 // it is kept within its arrays, out of the first cache, read again afterwards, and everything is looked up once more where it differs.
 // Every block norms and turns the row's own queries and key for itself, a head a warp; one puts the key into the pool.
 //
-// Most of this text is executed once a launch, so that its length counts: it is kept short, in loops where a loop does.
+// Most of this text is executed once a launch, so that its length counts: it is kept short, in loops where a loop does. Follows
+// `cluster.cuh` and `scores.cuh`.
 
 struct Decode {
   const u16* q;
@@ -53,101 +54,6 @@ struct Decode {
 
 constexpr int kWarps = 8, kStages = DECODE_STAGES;
 
-// A score that is no key's, and the highest score where there is no key: far from each other, so that what is relative to them is 0.
-constexpr float kUnseen = -3e38f, kNone = -1e30f;
-
-__device__ __forceinline__ float exponential(float v) {
-  float e;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(e) : "f"(v * 1.44269504f));
-  return e;
-}
-__device__ __forceinline__ float reciprocal(float v) {
-  float r;
-  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(v));
-  return r;
-}
-__device__ __forceinline__ void prefetch(const void* p) {
-  asm volatile("prefetch.global.L2 [%0];" ::"l"(p));
-}
-__device__ __forceinline__ void unpack(const uint4& v, float (&f)[8]) {
-  f[0] = low_float(v.x), f[1] = high_float(v.x), f[2] = low_float(v.y), f[3] = high_float(v.y);
-  f[4] = low_float(v.z), f[5] = high_float(v.z), f[6] = low_float(v.w), f[7] = high_float(v.w);
-}
-
-// What a lane has of the sums: `top` the highest score so far, which the others are relative to.
-template <int GROUP>
-struct Sums {
-  float query[GROUP][8], sum[GROUP][8], top[GROUP], total[GROUP];
-};
-
-// N keys for each group of lanes; those not `seen` count for nothing.
-template <int LANES, int GROUP, int N, typename K, typename V>
-__device__ __forceinline__ void absorb(Sums<GROUP>& all, float softcap, K key_of, V value_of, const bool (&seen)[N]) {
-  float score[N][GROUP];
-#pragma unroll
-  for (int u = 0; u < N; ++u) {
-    float key[8];
-    unpack(key_of(u), key);
-#pragma unroll
-    for (int g = 0; g < GROUP; ++g) {
-      float dot = 0.0f;
-#pragma unroll
-      for (int i = 0; i < 8; ++i) {
-        dot = fmaf(all.query[g][i], key[i], dot);
-      }
-      score[u][g] = dot;
-    }
-  }
-#pragma unroll
-  for (int s = LANES / 2; s > 0; s /= 2) {
-#pragma unroll
-    for (int u = 0; u < N; ++u) {
-#pragma unroll
-      for (int g = 0; g < GROUP; ++g) {
-        score[u][g] += __shfl_xor_sync(0xFFFFFFFFu, score[u][g], s);
-      }
-    }
-  }
-#pragma unroll
-  for (int g = 0; g < GROUP; ++g) {
-    float highest = all.top[g];
-#pragma unroll
-    for (int u = 0; u < N; ++u) {
-      float s = score[u][g];
-      if (softcap > 0.0f) {
-        // tanh x = 1 - 2 / (e^2x + 1)
-        s = softcap - 2.0f * softcap * reciprocal(exponential(s * (2.0f * reciprocal(softcap))) + 1.0f);
-      }
-      score[u][g] = seen[u] ? s : kUnseen;
-      highest = fmaxf(highest, score[u][g]);
-    }
-    const float shrink = exponential(all.top[g] - highest);
-    all.top[g] = highest;
-    all.total[g] *= shrink;
-#pragma unroll
-    for (int i = 0; i < 8; ++i) {
-      all.sum[g][i] *= shrink;
-    }
-#pragma unroll
-    for (int u = 0; u < N; ++u) {
-      score[u][g] = exponential(score[u][g] - highest);
-      all.total[g] += score[u][g];
-    }
-  }
-#pragma unroll
-  for (int u = 0; u < N; ++u) {
-    float value[8];
-    unpack(value_of(u), value);
-#pragma unroll
-    for (int g = 0; g < GROUP; ++g) {
-#pragma unroll
-      for (int i = 0; i < 8; ++i) {
-        all.sum[g][i] = fmaf(score[u][g], value[i], all.sum[g][i]);
-      }
-    }
-  }
-}
-
 // Hidden from the compiler, which would make a loop twice for what is the same in all its rounds.
 template <typename T>
 __device__ __forceinline__ T same_each_time(T v) {
@@ -162,14 +68,6 @@ __device__ __forceinline__ void sine_and_cosine(float angle, float& sine, float&
   const float turns = rintf(angle * 0.15915494f);
   angle = fmaf(turns, 1.74845553e-7f, fmaf(turns, -6.28318548f, angle));
   sine = __sinf(angle), cosine = __cosf(angle);
-}
-
-// Adds `sum` and `total`, relative to `top`, to what is relative to `highest`.
-__device__ __forceinline__ void add_part(float& highest, float& all, float& value, float top, float total, float sum) {
-  const float with = fmaxf(highest, top), a = exponential(highest - with), b = exponential(top - with);
-  all = all * a + total * b;
-  value = value * a + sum * b;
-  highest = with;
 }
 
 template <int WIDTH, int GROUP, int CLUSTER>
@@ -315,19 +213,15 @@ __device__ __forceinline__ void decode(const Decode& step) {
       for (int i = 0; i < kPairs; ++i) {
         sum += to_float(values[i][0]) * to_float(values[i][0]) + to_float(values[i][1]) * to_float(values[i][1]);
       }
-#pragma unroll
-      for (int s = 16; s > 0; s /= 2) {
-        sum += __shfl_xor_sync(0xFFFFFFFFu, sum, s);
-      }
-      factor = rsqrtf(sum / WIDTH + step.eps);
+      factor = rsqrtf(sum_of_warp(sum) / WIDTH + step.eps);
     }
 #pragma unroll
     for (int i = 0; i < kPairs; ++i) {
       // Rounded after the norm and after turning, as when each is a kernel of its own.
       float a = to_float(values[i][0]), b = to_float(values[i][1]);
       if (is_normed) {
-        a = to_float(from_float(a * factor * to_float(norms[i][0])));
-        b = to_float(from_float(b * factor * to_float(norms[i][1])));
+        a = rounded(a * factor * to_float(norms[i][0]));
+        b = rounded(b * factor * to_float(norms[i][1]));
       }
       const u16 x = from_float(a * cosine[i] - b * sine[i]), y = from_float(b * cosine[i] + a * sine[i]);
       if (head == GROUP) {

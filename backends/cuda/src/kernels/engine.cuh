@@ -3,9 +3,13 @@
 __device__ __forceinline__ void init_barrier(u32 barrier, u32 arrivals) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
 }
+// What was written to shared memory is there for the engine and for groups of warps.
+__device__ __forceinline__ void fence_shared() {
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
 __device__ __forceinline__ void fence_barriers() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+  fence_shared();
 }
 __device__ __forceinline__ void expect_bytes(u32 barrier, u32 bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
@@ -25,6 +29,10 @@ __device__ __forceinline__ void wait_barrier(u32 barrier, u32 parity) {
       "}" ::"r"(barrier), "r"(parity)
       : "memory");
 }
+// Where a matrix is, and how it is divided.
+struct alignas(64) Map {
+  u64 words[16];
+};
 __device__ __forceinline__ void fetch_box_2(u32 to, const void* map, int x, int y, u32 barrier) {
   asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];" ::"r"(to),
                "l"(map), "r"(x), "r"(y), "r"(barrier)
@@ -42,17 +50,7 @@ __device__ __forceinline__ void fetch_box_2(u32 to, const void* map, int x, int 
       "l"(map), "r"(x), "r"(y), "r"(barrier), "l"(policy)
       : "memory");
 }
-__device__ __forceinline__ u32 mul2(u32 a, u32 b) {
-  u32 d;
-#if F16
-  asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
-#else
-  asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
-#endif
-  return d;
-}
-__device__ __forceinline__ float exp2_fast(float v) {
-  float e;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(e) : "f"(v));
-  return e;
+// Which row of half a tile a lane has, so that lanes that read 16 bytes at once (8 with 4 bits a value) use different banks.
+__device__ __forceinline__ int row_of_lane(int in_tile, int bits) {
+  return bits == 4 ? ((in_tile & 3) << 1) | (in_tile >> 2) : ((in_tile & 1) << 2) | (in_tile >> 1);
 }

@@ -1,4 +1,5 @@
-// Products of the experts of a mixture: each row of x by the matrices that were chosen for it. Weights are stacks [E, n, k].
+// Products of the experts of a mixture: each row of x by the matrices that were chosen for it. Weights are stacks [E, n, k]. Follows
+// `few.cuh`.
 
 // Rows of x and of the result: the result has a row for every pair of a row and an expert.
 struct Sorted {
@@ -122,10 +123,6 @@ extern "C" __global__ void __launch_bounds__(256) experts_summed(
       sum += parts[i][threadIdx.x];
     }
     const size_t at = static_cast<size_t>(row) * n + first + threadIdx.x;
-    u16 value = from_float(sum);
-    if (residual != nullptr) {
-      value = from_float(to_float(value) + to_float(residual[at]));
-    }
-    out[at] = value;
+    out[at] = with_residual(sum, residual, at);
   }
 }

@@ -106,7 +106,7 @@ __device__ __forceinline__ void flow(const Flow& all) {
     fetch(i);
   }
   wait_for_inputs();
-  const int row = row_of_lane(in_tile), vectors = k / 8;
+  const int row = row_of_lane(in_tile, WEIGHT_BITS), vectors = k / 8;
   int stage = 0, slot = 0, tile = begin + warp;
   u32 parity = 0;
   for (int from = first_group; from < groups_end;) {
@@ -156,7 +156,7 @@ __device__ __forceinline__ void flow(const Flow& all) {
         if (c < count) {
           u16* to = all.out + static_cast<size_t>(own.y + c) * n + first;
           if constexpr (GATED) {
-            *to = from_float(gated(to_float(from_float(sums[i])), to_float(from_float(sums[2 + i])), all.kind));
+            *to = from_float(gated(rounded(sums[i]), rounded(sums[2 + i]), all.kind));
           } else {
             to[0] = from_float(sums[i]);
             to[8] = from_float(sums[2 + i]);

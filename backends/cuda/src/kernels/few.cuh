@@ -59,10 +59,6 @@ struct Words<8> {
   }
 };
 
-__device__ __forceinline__ u32 word_of(const uint4& v, int i) {
-  return i == 0 ? v.x : i == 1 ? v.y : i == 2 ? v.z : v.w;
-}
-
 // Activations that belong to word `i` of the weights: 8 values for 4 bits, 4 for 8 bits. `v` holds the 8 values around it.
 template <int BITS>
 __device__ __forceinline__ void pairs_of(const uint4& v, int half, u32 (&p)[4]) {
@@ -82,20 +78,6 @@ __device__ __forceinline__ void pairs_of(const uint4& v, int half, u32 (&p)[4]) 
 
 __device__ __forceinline__ u32 twice(u16 v) {
   return __byte_perm(v, 0, 0x1010);
-}
-
-// f(gate) * up; kinds as in the operation table: 1 SiLU, 2 GELU, 3 GELU by tanh, 4 ReLU.
-__device__ __forceinline__ float gated(float g, float u, int kind) {
-  if (kind == 1) {
-    return g / (1.0f + __expf(-g)) * u;
-  }
-  if (kind == 2) {
-    return 0.5f * g * (1.0f + erff(g * 0.70710678f)) * u;
-  }
-  if (kind == 3) {
-    return 0.5f * g * (1.0f + tanhf(0.79788456f * (g + 0.044715f * g * g * g))) * u;
-  }
-  return fmaxf(g, 0.0f) * u;
 }
 
 // A second weight of the same shape, whose columns a block makes beside the first's, and what is made of both.
@@ -234,11 +216,7 @@ __device__ __forceinline__ void few_rows(
       for (int i = lane; i < k_total / 8; i += 32) {
         sum += sum_of_squares(*reinterpret_cast<const uint4*>(x + static_cast<size_t>(warp) * k_total + i * 8));
       }
-#pragma unroll
-      for (int step = 16; step > 0; step /= 2) {
-        sum += __shfl_xor_sync(0xFFFFFFFFu, sum, step);
-      }
-      factors[warp] = rsqrtf(sum / k_total + around.eps);
+      factors[warp] = rsqrtf(sum_of_warp(sum) / k_total + around.eps);
     }
     __syncthreads();
     factor = factors[min(in_tile, rows - 1)];
@@ -288,11 +266,7 @@ __device__ __forceinline__ void few_rows(
     }
     if (first + column < n_total) {
       size_t at = places.to(row) * n_total + first + column;
-      u16 value = from_float(sum);
-      if (around.residual != nullptr) {
-        value = from_float(to_float(value) + to_float(around.residual[at]));
-      }
-      out[at] = value;
+      out[at] = with_residual(sum, around.residual, at);
     }
   }
 }

@@ -3,36 +3,6 @@
 // x, which biases are multiplied with, come from a product with ones. Follows `raw.cuh` and `experts.cu`.
 
 #if WEIGHT_BITS == 4 && GROUP_SIZE >= 64
-__device__ __forceinline__ void add_piece(float (&sums)[4], const Piece& piece, u32 x_at, u32 x_step) {
-#pragma unroll
-  for (int g = 0; g < kPieceGroups; ++g) {
-    float acc[4] = {}, of_x[4] = {};
-#pragma unroll
-    for (int i = 0; i < GROUP_SIZE / 64; ++i) {
-      const int block = g * (GROUP_SIZE / 64) + i;
-#pragma unroll
-      for (int word = 0; word < 2; ++word) {
-        const uint4 v = load_shared(x_at + (block * 2 + word) * x_step);
-        u32 a = word ? piece.words[0][block].y : piece.words[0][block].x, b = word ? piece.words[1][block].y : piece.words[1][block].x;
-        mma(acc, RAW(a, 0x000F000Fu), RAW(b, 0x000F000Fu), RAW(a, 0x00F000F0u), RAW(b, 0x00F000F0u), v.x, v.y);
-        a >>= 8, b >>= 8;
-        mma(acc, RAW(a, 0x000F000Fu), RAW(b, 0x000F000Fu), RAW(a, 0x00F000F0u), RAW(b, 0x00F000F0u), v.z, v.w);
-        mma(of_x, ONE_PLAIN, ONE_PLAIN, ONE_HIGH, ONE_HIGH, v.x, v.y);
-        mma(of_x, ONE_PLAIN, ONE_PLAIN, ONE_HIGH, ONE_HIGH, v.z, v.w);
-#if F16
-        mma(acc, MINUS_BASE, MINUS_BASE, MINUS_BASE, MINUS_BASE, v.x, v.y);
-        mma(acc, MINUS_BASE, MINUS_BASE, MINUS_BASE, MINUS_BASE, v.z, v.w);
-#endif
-      }
-    }
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const int half = i / 2;
-      sums[i] = fmaf(acc[i], group_of(piece.scales[half], g) * kUndo, fmaf(of_x[i], group_of(piece.biases[half], g), sums[i]));
-    }
-  }
-}
-
 template <bool GATED>
 __device__ __forceinline__ void grouped(
     const Stack& first_stack, const Stack& second_stack, const u16* x, u16* out, const u32* experts, const uint4* groups,
@@ -66,11 +36,9 @@ __device__ __forceinline__ void grouped(
   for (int i = threadIdx.x; i < work.count * vectors; i += 256) {
     const int r = i / vectors, at = i % vectors;
     const uint4 v = *reinterpret_cast<const uint4*>(x + places.from(r) * k + at * 8);
-    u32 p[4];
-    pairs_of<4>(v, 0, p);
+    const uint4 to = in_order(v);
     const int block = at / 8, q = at % 8 / 2, word = at % 2;
-    *reinterpret_cast<uint4*>(memory + (((block * 2 + word) * work.count + r) * 4 + q) * 16) =
-        make_uint4(times(p[0], SCALE_PLAIN), times(p[1], SCALE_HIGH), times(p[2], SCALE_PLAIN), times(p[3], SCALE_HIGH));
+    *reinterpret_cast<uint4*>(memory + (((block * 2 + word) * work.count + r) * 4 + q) * 16) = to;
   }
   __syncthreads();
   const u32 x_step = work.count * 64, x_at = shared_address(memory) + (min(in_tile, work.count - 1) * 4 + quad) * 16;
@@ -94,7 +62,7 @@ __device__ __forceinline__ void grouped(
       u16* to = out + places.to(c) * n;
       if constexpr (GATED) {
         if (row[0] < n) {
-          to[row[0]] = from_float(gated(to_float(from_float(sums[i])), to_float(from_float(sums[2 + i])), kind));
+          to[row[0]] = from_float(gated(rounded(sums[i]), rounded(sums[2 + i]), kind));
         }
       } else {
         if (row[0] < n) {

@@ -9,23 +9,8 @@ __device__ __forceinline__ void fetch_line(u32 to, const void* from, u32 bytes, 
                "r"(barrier)
                : "memory");
 }
-__device__ __forceinline__ uint2 load_pair_shared(u32 address) {
-  uint2 v;
-  asm volatile("ld.shared.v2.u32 {%0,%1}, [%2];" : "=r"(v.x), "=r"(v.y) : "r"(address));
-  return v;
-}
-__device__ __forceinline__ u32 load_word_shared(u32 address) {
-  u32 v;
-  asm volatile("ld.shared.u32 %0, [%1];" : "=r"(v) : "r"(address));
-  return v;
-}
 __device__ __forceinline__ void store_shared(u32 address, const uint4& v) {
   asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
-}
-
-// Which row of half a tile a lane has, so that lanes that read at once use different banks.
-__device__ __forceinline__ int row_of_lane(int in_tile) {
-  return ((in_tile & 3) << 1) | (in_tile >> 2);
 }
 __device__ __forceinline__ float load_float_shared(u32 address) {
   float v;
@@ -49,27 +34,13 @@ struct Held {
 
 // Puts 8 neighbouring values of a row there, which the lanes of a group have side by side: `place` is that of the row's first ones.
 __device__ __forceinline__ void put_values(const uint4& v, int at, u32 place, u32 x_step, u32 sums, u32 starts, u32 sums_step) {
-  u32 p[4];
-  pairs_of<4>(v, 0, p);
-  const uint4 to = make_uint4(times(p[0], SCALE_PLAIN), times(p[1], SCALE_HIGH), times(p[2], SCALE_PLAIN), times(p[3], SCALE_HIGH));
+  const uint4 to = in_order(v);
   store_shared(place + (at / 8 * 2 + at % 2) * x_step + at % 8 / 2 * 16, to);
-  float sum = low_float(v.x) + high_float(v.x) + low_float(v.y) + high_float(v.y);
-  sum += low_float(v.z) + high_float(v.z) + low_float(v.w) + high_float(v.w);
+  const GroupSums own = sums_of_group(v, to);
+  if (at % GROUP_LANES == 0) {
+    store_float_shared(sums + at / GROUP_LANES * sums_step, own.x);
 #if F16
-  float start = low_float(to.x) + high_float(to.x) + low_float(to.y) + high_float(to.y);
-  start += low_float(to.z) + high_float(to.z) + low_float(to.w) + high_float(to.w);
-#endif
-#pragma unroll
-  for (int step = 1; step < GROUP_SIZE / 8; step *= 2) {
-    sum += __shfl_xor_sync(0xFFFFFFFFu, sum, step);
-#if F16
-    start += __shfl_xor_sync(0xFFFFFFFFu, start, step);
-#endif
-  }
-  if (at % (GROUP_SIZE / 8) == 0) {
-    store_float_shared(sums + at / (GROUP_SIZE / 8) * sums_step, sum);
-#if F16
-    store_float_shared(starts + at / (GROUP_SIZE / 8) * sums_step, -1024.0f * start);
+    store_float_shared(starts + at / GROUP_LANES * sums_step, -1024.0f * own.ordered);
 #endif
   }
 }

@@ -64,10 +64,7 @@ __device__ __forceinline__ void fetch_tile(const Slot& slot, const Matrix& upper
 __device__ __forceinline__ void put_row(u32 to, const u16* x, int k, int thread, int threads) {
   for (int at = thread; at < k / 8; at += threads) {
     const uint4 v = *reinterpret_cast<const uint4*>(x + at * 8);
-    u32 p[4];
-    pairs_of<4>(v, 0, p);
-    const int place = (at / 8 * 2 + at % 2) * 4 + at % 8 / 2;
-    store_shared(to + place * 16, make_uint4(times(p[0], SCALE_PLAIN), times(p[1], SCALE_HIGH), times(p[2], SCALE_PLAIN), times(p[3], SCALE_HIGH)));
+    store_shared(to + ((at / 8 * 2 + at % 2) * 4 + at % 8 / 2) * 16, in_order(v));
   }
 }
 
@@ -155,7 +152,7 @@ extern "C" __global__ void __launch_bounds__(512) pairs_gated(
     put_values(*reinterpret_cast<const uint4*>(own_x + at * 8), at, xs, 64, sums_of_x, starts, 4);
   }
   __syncthreads();
-  const int row = row_of_lane(in_tile);
+  const int row = row_of_lane(in_tile, WEIGHT_BITS);
   float sums[4] = {};
   if (lines > 0) {
     // Every column is the same row of x, the first one counts.
@@ -180,7 +177,7 @@ extern "C" __global__ void __launch_bounds__(512) pairs_gated(
       g += parts[threadIdx.x / 8 * kSplits + i][threadIdx.x % 8];
       u += parts[threadIdx.x / 8 * kSplits + i][threadIdx.x % 8 + 8];
     }
-    both[static_cast<size_t>(pair) * n + column] = from_float(gated(to_float(from_float(g)), to_float(from_float(u)), kind));
+    both[static_cast<size_t>(pair) * n + column] = from_float(gated(rounded(g), rounded(u), kind));
   }
 }
 
@@ -230,11 +227,7 @@ extern "C" __global__ void __launch_bounds__(256) pairs_summed(
       sum += parts[i][threadIdx.x];
     }
     const size_t at = static_cast<size_t>(row) * n + first + threadIdx.x;
-    u16 value = from_float(sum);
-    if (residual != nullptr) {
-      value = from_float(to_float(value) + to_float(residual[at]));
-    }
-    out[at] = value;
+    out[at] = with_residual(sum, residual, at);
   }
 }
 #endif

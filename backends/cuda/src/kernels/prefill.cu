@@ -1,11 +1,7 @@
-// Attention of many query rows over the paged pool, on the tensor cores of compute capability 9.0.
+// Attention of many query rows on the tensor cores of compute capability 9.0. Follows `paged.cuh`, `engine.cuh` and `group.cuh`.
 //
 // A block makes 64 query rows a warpgroup, a row being a token and one of the heads that share a key head. One warp has the copy
 // engine bring pages of keys and values; a tile's scores stay in registers, where they are the first operand of the second product.
-
-struct alignas(64) Map {
-  u64 words[16];
-};
 
 constexpr int kTeams = PREFILL_TEAMS, kKeys = PREFILL_KEYS, kStages = PREFILL_STAGES;
 constexpr int kRows = 64 * kTeams, kHalves = HEAD_WIDTH / 64, kThreads = 128 * kTeams + 32;
@@ -48,8 +44,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) prefill_tiles(
       uint4 v = *reinterpret_cast<const uint4*>(q + (static_cast<size_t>(at) * heads + kv_head * group + row % group) * HEAD_WIDTH + unit * 8);
       *reinterpret_cast<uint4*>(memory + unit / 8 * (kRows * 128) + row * 128 + ((unit ^ row) & 7) * 16) = v;
     }
-    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-    asm volatile("bar.sync 1, %0;" ::"n"(128 * kTeams) : "memory");
+    fence_shared();
+    meet_teams<kTeams>();
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       int row = team * 64 + warp % 4 * 16 + h * 8 + in_tile;
@@ -179,8 +175,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) prefill_tiles(
             *reinterpret_cast<uint4*>(memory + (values_at - queries) + half * kKeys * 128 + i * 16) = make_uint4(0, 0, 0, 0);
           }
         }
-        asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-        asm volatile("bar.sync 1, %0;" ::"n"(128 * kTeams) : "memory");
+        fence_shared();
+        meet_teams<kTeams>();
       }
       group_begin();
 #pragma unroll

@@ -1,28 +1,16 @@
 // Products x w^T with weights of WEIGHT_BITS bits a value (4, 8 or 16) where the copy engine is not there or does not pay, and
 // the expansion of weights.
 
-// Up to three weights for the same x, one after another; `start` is the first block of each.
-struct Weights {
-  const u8* w[3];
-  const u16* scales[3];
-  const u16* biases[3];
-  u16* out[3];
-  int n[3];
-  int start[3];
-};
-
 #define FEW_ROWS(NAME, TILES, UNROLL)                                                                                  \
   extern "C" __global__ void __launch_bounds__(256) NAME(Weights all, const u16* x, int k, int rows, Around around) { \
     let_next_start();                                                                                                  \
-    int block = blockIdx.x, i = block >= all.start[2] ? 2 : block >= all.start[1] ? 1 : 0;                             \
-    const u8* w = i == 0 ? all.w[0] : i == 1 ? all.w[1] : all.w[2];                                                    \
-    const u16* scales = i == 0 ? all.scales[0] : i == 1 ? all.scales[1] : all.scales[2];                               \
-    const u16* biases = i == 0 ? all.biases[0] : i == 1 ? all.biases[1] : all.biases[2];                               \
-    u16* out = i == 0 ? all.out[0] : i == 1 ? all.out[1] : all.out[2];                                                 \
-    int n = i == 0 ? all.n[0] : i == 1 ? all.n[1] : all.n[2];                                                          \
-    int start = i == 0 ? 0 : i == 1 ? all.start[1] : all.start[2];                                                     \
+    int block = blockIdx.x, i = WHICH(all, block);                                                                    \
+    const u8* w = PICK(all.w, i);                                                                                      \
+    const u16 *scales = PICK(all.scales, i), *biases = PICK(all.biases, i);                                            \
+    u16* out = PICK(all.out, i);                                                                                       \
+    int n = PICK(all.n, i), start = FIRST_TILE(all, i);                                                                 \
     few_rows<WEIGHT_BITS, TILES, UNROLL, 8>(                                                                           \
-        w, Quant{scales, biases, k / GROUP_SIZE}, x, out, n, k, rows, (block - start) * 16 * TILES, around); \
+        w, Quant{scales, biases, k / GROUP_SIZE}, x, out, n, k, rows, (block - start) * 16 * TILES, around);           \
   }
 FEW_ROWS(few_rows_1, 1, 4)
 FEW_ROWS(few_rows_2, 2, 2)

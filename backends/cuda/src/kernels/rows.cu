@@ -3,10 +3,7 @@
 template <int THREADS>
 __device__ __forceinline__ float sum_of_block(float v) {
   __shared__ float warps[THREADS / 32];
-#pragma unroll
-  for (int step = 16; step > 0; step /= 2) {
-    v += __shfl_xor_sync(0xFFFFFFFFu, v, step);
-  }
+  v = sum_of_warp(v);
   if ((threadIdx.x & 31) == 0) {
     warps[threadIdx.x / 32] = v;
   }
@@ -92,11 +89,7 @@ extern "C" __global__ void __launch_bounds__(256) rms_norm_short(const u32* x, c
     float a = low_float(held[i]), b = high_float(held[i]);
     sum += a * a + b * b;
   }
-#pragma unroll
-  for (int step = 16; step > 0; step /= 2) {
-    sum += __shfl_xor_sync(0xFFFFFFFFu, sum, step);
-  }
-  const float factor = rsqrtf(sum / width + eps);
+  const float factor = rsqrtf(sum_of_warp(sum) / width + eps);
 #pragma unroll
   for (int i = 0; i < kHeld; ++i) {
     int at = i * 32 + lane;
@@ -123,7 +116,7 @@ struct HeadNorm {
     if (!is_normed) {
       return v;
     }
-    return to_float(from_float(v * factor * (weight == nullptr ? 1.0f : to_float(weight[at]))));
+    return rounded(v * factor * (weight == nullptr ? 1.0f : to_float(weight[at])));
   }
 };
 
@@ -191,11 +184,7 @@ extern "C" __global__ void __launch_bounds__(256) rope_append(
       const float f = to_float(from[i]);
       sum += f * f;
     }
-#pragma unroll
-    for (int step = 16; step > 0; step /= 2) {
-      sum += __shfl_xor_sync(0xFFFFFFFFu, sum, step);
-    }
-    norm.factor = rsqrtf(sum / width + norms.eps);
+    norm.factor = rsqrtf(sum_of_warp(sum) / width + norms.eps);
   }
   u16* also = is_q || !has_slot ? nullptr : key_pool + in_pool;
   const float position = positions[row] * scale;
@@ -230,20 +219,8 @@ __device__ __forceinline__ void each_pair(const u32* a, const u32* b, u32* out, 
   }
 }
 
-// Kinds as in the operation table: 1 SiLU, 2 GELU, 3 GELU by tanh, 4 ReLU.
 extern "C" __global__ void glu(const u32* gate, const u32* up, u32* out, u64 pairs, int kind) {
-  each_pair(gate, up, out, pairs, pairs, [kind](float g, float u) {
-    if (kind == 1) {
-      return g / (1.0f + __expf(-g)) * u;
-    }
-    if (kind == 2) {
-      return 0.5f * g * (1.0f + erff(g * 0.70710678f)) * u;
-    }
-    if (kind == 3) {
-      return 0.5f * g * (1.0f + tanhf(0.79788456f * (g + 0.044715f * g * g * g))) * u;
-    }
-    return fmaxf(g, 0.0f) * u;
-  });
+  each_pair(gate, up, out, pairs, pairs, [kind](float g, float u) { return gated(g, u, kind); });
 }
 
 // Kinds: 0 sum, 1 difference, 2 product. `b` has `period` pairs, which are used again and again.

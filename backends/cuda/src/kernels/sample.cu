@@ -92,7 +92,8 @@ __device__ __forceinline__ float running(float v, int lane) {
   return v;
 }
 
-// Of `n` weights in order, 8 to a lane: the first place where the sum of all up to it passes `least` (reaches it, when `reaches`).
+// Of `n` weights in order, 8 to a lane: the first place where the sum of all up to it passes that share of the total (reaches it, when
+// `reaches`).
 __device__ __forceinline__ int passes(const float (&weights)[8], int n, float share, bool reaches, int lane) {
   float own = 0.0f;
 #pragma unroll

@@ -6,33 +6,8 @@
 //
 // A value of few bits, as the lowest bits of a bf16, is that number times 2^-133: numbers of such small exponents lie evenly. So
 // quantised values go to the tensor core as they are, and rows of x are scaled by 2^64 instead (f16: 2^10 plus the value, and the
-// 2^10 is taken off at the start of each sum). Scales are applied to the sums of a group, biases to the sums of x in it.
-
-struct Streamed {
-  // Tensor maps of 128 bytes, one after another: weight and, where it is quantised, scales and biases.
-  const u8* maps[3];
-  // As other kernels have them; here they come by the maps.
-  const u16* scales[3];
-  const u16* biases[3];
-  u16* out[3];
-  int n[3];
-  // First tile of each weight.
-  int start[3];
-};
-
-// f(gate) * up; kinds as in the operation table: 1 SiLU, 2 GELU, 3 GELU by tanh, 4 ReLU.
-__device__ __forceinline__ float gated(float g, float u, int kind) {
-  if (kind == 1) {
-    return g / (1.0f + __expf(-g)) * u;
-  }
-  if (kind == 2) {
-    return 0.5f * g * (1.0f + erff(g * 0.70710678f)) * u;
-  }
-  if (kind == 3) {
-    return 0.5f * g * (1.0f + tanhf(0.79788456f * (g + 0.044715f * g * g * g))) * u;
-  }
-  return fmaxf(g, 0.0f) * u;
-}
+// 2^10 is taken off at the start of each sum). Scales are applied to the sums of a group, biases to the sums of x in it. Follows
+// `engine.cuh`.
 
 constexpr int kTileRows = 16;
 #if WEIGHT_BITS == 16
@@ -49,39 +24,19 @@ constexpr int kWarps = STREAM_WARPS, kStages = STREAM_STAGES;
 #define STREAM_BLOCKS (STREAM_WARPS > 8 ? 1 : 3)
 #endif
 
-// Which row of a half tile a lane has, so that lanes that read at once use different banks.
-__device__ __forceinline__ int row_of_lane(int in_tile) {
-  return WEIGHT_BITS == 4 ? ((in_tile & 3) << 1) | (in_tile >> 2) : ((in_tile & 1) << 2) | (in_tile >> 1);
-}
-
-__device__ __forceinline__ u32 word_of(const uint4& v, int i) {
-  return i == 0 ? v.x : i == 1 ? v.y : i == 2 ? v.z : v.w;
-}
-__device__ __forceinline__ u64 load_pair(u32 address) {
-  u64 v;
-  asm volatile("ld.shared.b64 %0, [%1];" : "=l"(v) : "r"(address));
-  return v;
-}
-__device__ __forceinline__ u32 load_word(u32 address) {
-  u32 v;
-  asm volatile("ld.shared.b32 %0, [%1];" : "=r"(v) : "r"(address));
-  return v;
-}
-
-#if F16
-// 2^10 with the value in its lowest bits; a value four bits higher counts sixteenfold.
-#define RAW(w, mask) (((w) & (mask)) | 0x64006400u)
-#else
-#define RAW(w, mask) ((w) & (mask))
-#endif
-
-// What x is multiplied by, and what undoes it. The second is of places that hold sixteenfold values.
+// What x is multiplied by, a sixteenth of it where values stand four bits higher, and what undoes it.
 #if F16
 constexpr float kScaleX = 1.0f, kUndo = 1.0f;
 #else
 constexpr float kScaleX = 0x1p64f, kUndo = 0x1p69f;
 #endif
 
+// As one number: taken apart where its words are used.
+__device__ __forceinline__ u64 load_pair(u32 address) {
+  u64 v;
+  asm volatile("ld.shared.b64 %0, [%1];" : "=l"(v) : "r"(address));
+  return v;
+}
 __device__ __forceinline__ void mma_half(float (&d)[4], u32 a0, u32 a1, u32 b0) {
   asm volatile("mma.sync.aligned.m16n8k8.row.col." MMA_TYPE " {%0,%1,%2,%3}, {%4,%5}, {%6}, {%0,%1,%2,%3};"
                : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
@@ -98,7 +53,7 @@ struct Count {
 // Bytes of shared memory: rings, scales and biases, barriers, x in the tensor core's order, sums of groups, parts of the result.
 // The host knows the same sum.
 template <bool GATED>
-__device__ __forceinline__ void streamed(const Streamed& all, const u16* x, u16* both, int k_total, int rows, int kind, int tiles, int waits,
+__device__ __forceinline__ void streamed(const Weights& all, const u16* x, u16* both, int k_total, int rows, int kind, int tiles, int waits,
     const Around& around) {
   extern __shared__ __align__(1024) u8 memory[];
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, quad = lane & 3, in_tile = lane >> 2;
@@ -111,8 +66,8 @@ __device__ __forceinline__ void streamed(const Streamed& all, const u16* x, u16*
   u16* const high = reinterpret_cast<u16*>(xs + static_cast<size_t>(rows) * k_total * 2);
   u16* const low = high + groups * 8;
   float* const starts = reinterpret_cast<float*>(low + groups * 8);
-  float* const parts = starts + (F16 ? groups * 8 : 0);
   // [2][kWarps][16 rows of the tile][rows of x]
+  float* const parts = starts + (F16 ? groups * 8 : 0);
   const int chunks = k_total / kPieceK;
   const int own_tiles = (tiles - static_cast<int>(blockIdx.x) + gridDim.x - 1) / gridDim.x;
   const u32 ring = shared_address(rings) + warp * kStages * kWeightBytes;
@@ -135,7 +90,7 @@ __device__ __forceinline__ void streamed(const Streamed& all, const u16* x, u16*
       if constexpr (GATED) {
         i = half, row = tile * 8;
       } else {
-        i = tile >= all.start[2] ? 2 : tile >= all.start[1] ? 1 : 0;
+        i = WHICH(all, tile);
         row = (tile - (i == 0 ? 0 : all.start[i])) * 16 + half * 8;
       }
     };
@@ -145,7 +100,7 @@ __device__ __forceinline__ void streamed(const Streamed& all, const u16* x, u16*
       for (int half = 0; half < 2; ++half) {
         int i, row;
         weight_of(half, i, row);
-        const u8* map = i == 0 ? all.maps[0] : i == 1 ? all.maps[1] : all.maps[2];
+        const u8* map = PICK(all.w, i);
 #pragma unroll
         for (int line = 0; line < kLines; ++line) {
           fetch_box_2(to + half * (kWeightBytes / 2) + line * 1024, map, (chunk * kLines + line) * (WEIGHT_BITS == 16 ? 64 : 32), row, done, once);
@@ -177,7 +132,7 @@ __device__ __forceinline__ void streamed(const Streamed& all, const u16* x, u16*
   const int vectors = k_total / 8;
   if (around.normed > 1) {
     for (int i = threadIdx.x; i < vectors / 8; i += kWarps * 32) {
-      asm volatile("prefetch.global.L2 [%0];" ::"l"(around.norm + i * 64));
+      prefetch(around.norm + i * 64);
     }
   }
   wait_for_inputs();
@@ -187,10 +142,7 @@ __device__ __forceinline__ void streamed(const Streamed& all, const u16* x, u16*
   __shared__ float squares[8][kWarps], factors[8];
   const uint4* const x_vectors = reinterpret_cast<const uint4*>(x);
   auto add_squares = [&](int row, float sum) {
-#pragma unroll
-    for (int step = 16; step > 0; step /= 2) {
-      sum += __shfl_xor_sync(0xFFFFFFFFu, sum, step);
-    }
+    sum = sum_of_warp(sum);
     if (lane == 0) {
       squares[row][warp] = sum;
     }
@@ -310,7 +262,7 @@ __device__ __forceinline__ void streamed(const Streamed& all, const u16* x, u16*
   if (kNormsLate && around.normed && threadIdx.x < rows) {
     factors[threadIdx.x] = factor_of(threadIdx.x);
   }
-  const int column = min(in_tile, rows - 1), row = row_of_lane(in_tile);
+  const int column = min(in_tile, rows - 1), row = row_of_lane(in_tile, WEIGHT_BITS);
   const u32 x_at = shared_address(xs) + (column * 4 + quad) * 16, x_step = rows * 64;
   int unit = warp, turn = 0;
   u32 parity = 0;
@@ -337,7 +289,7 @@ __device__ __forceinline__ void streamed(const Streamed& all, const u16* x, u16*
         const uint4 s_upper = load_shared(of_row), s_lower = load_shared(of_row + kScaleBytes / 2);
         {
           u32 at = of_row + kScaleBytes + quad * 4;
-          u32 b0 = load_word(at), b1 = load_word(at + kScaleBytes / 2);
+          u32 b0 = load_word_shared(at), b1 = load_word_shared(at + kScaleBytes / 2);
           int place = (piece * 8 + column) * kGroups + quad * 2;
           mma_half(by_bias, b0, b1, *reinterpret_cast<const u32*>(high + place));
           mma_half(by_bias, b0, b1, *reinterpret_cast<const u32*>(low + place));
@@ -427,17 +379,12 @@ __device__ __forceinline__ void streamed(const Streamed& all, const u16* x, u16*
         }
       }
     } else {
-      int i = made >= all.start[2] ? 2 : made >= all.start[1] ? 1 : 0;
-      int first = (made - (i == 0 ? 0 : all.start[i])) * 16, n = all.n[i];
+      int i = WHICH(all, made), first = (made - (i == 0 ? 0 : all.start[i])) * 16, n = all.n[i];
       for (int j = lane; j < 16 * rows; j += 32) {
         int r = j % 16, c = j / 16;
         if (first + r < n) {
           size_t place = static_cast<size_t>(c) * n + first + r;
-          u16 value = from_float(total(r, c));
-          if (around.residual != nullptr) {
-            value = from_float(to_float(value) + to_float(around.residual[place]));
-          }
-          all.out[i][place] = value;
+          all.out[i][place] = with_residual(total(r, c), around.residual, place);
         }
       }
     }
@@ -445,11 +392,11 @@ __device__ __forceinline__ void streamed(const Streamed& all, const u16* x, u16*
 }
 
 extern "C" __global__ void __launch_bounds__(kWarps * 32, STREAM_BLOCKS) stream_rows(
-    const __grid_constant__ Streamed all, const u16* x, int k, int rows, int tiles, int waits, const __grid_constant__ Around around) {
+    const __grid_constant__ Weights all, const u16* x, int k, int rows, int tiles, int waits, const __grid_constant__ Around around) {
   streamed<false>(all, x, nullptr, k, rows, 0, tiles, waits, around);
 }
 extern "C" __global__ void __launch_bounds__(kWarps * 32, STREAM_BLOCKS) stream_gated(
-    const __grid_constant__ Streamed all, const u16* x, u16* both, int k, int rows, int kind, int tiles, int waits,
+    const __grid_constant__ Weights all, const u16* x, u16* both, int k, int rows, int kind, int tiles, int waits,
     const __grid_constant__ Around around) {
   streamed<true>(all, x, both, k, rows, kind, tiles, waits, around);
 }

@@ -10,18 +10,6 @@
 // A value of few bits, as the lowest bits of a bf16, is that number times 2^-133, so one fused multiply-add gives the weight: scale
 // times 2^120 and bias times 2^-13, which the result is multiplied with at the end.
 
-struct Tiled {
-  const u8* maps[3];
-  const u16* scales[3];
-  const u16* biases[3];
-  u16* out[3];
-  int n[3];
-  int start[3];
-};
-struct alignas(64) Map {
-  u64 words[16];
-};
-
 constexpr int kTeams = TILE_TEAMS, kTileRows = 64 * kTeams, kThreads = 128 * kTeams + 32;
 // A piece: 128 bytes of each row.
 constexpr int kPieceK = 1024 / WEIGHT_BITS, kBlocks = kPieceK / 64, kWeightBytes = kTileRows * 128;
@@ -99,7 +87,7 @@ struct Place {
 
 template <int COLUMNS, int STAGES>
 __device__ __forceinline__ void tiled(
-    const Tiled& all, const Map& x_map, float* scratch, u32* counters, int k_total, int rows, int tiles, int waits,
+    const Weights& all, const Map& x_map, float* scratch, u32* counters, int k_total, int rows, int tiles, int waits,
     const uint4* groups, const u32* group_count) {
   constexpr int kStageBytes = kWeightBytes + COLUMNS * kPieceK * 2;
   // Blocks of the weight that are expanded at a time; with more columns there are no registers for two.
@@ -148,9 +136,8 @@ __device__ __forceinline__ void tiled(
     auto fetch_weight = [&](int unit, int stage) {
       const Place place = place_of(unit / chunks);
       const int tile = place.tile, chunk = unit % chunks;
-      int i = tile >= all.start[2] ? 2 : tile >= all.start[1] ? 1 : 0;
-      int row = place.matrix * all.n[i] + (tile - (i == 0 ? 0 : all.start[i])) * kTileRows;
-      const u8* map = i == 0 ? all.maps[0] : i == 1 ? all.maps[1] : all.maps[2];
+      int i = WHICH(all, tile), row = place.matrix * all.n[i] + (tile - (i == 0 ? 0 : all.start[i])) * kTileRows;
+      const u8* map = PICK(all.w, i);
       expect_bytes(full + stage * 8, kStageBytes);
       fetch_box_2(stages + stage * kStageBytes, map, chunk * (WEIGHT_BITS == 16 ? 64 : 32), row, full + stage * 8);
     };
@@ -190,15 +177,12 @@ __device__ __forceinline__ void tiled(
     const int tile = unit / chunks, until = min(end, (tile + 1) * chunks);
     const bool from_start = unit == tile * chunks;
     const Place place = place_of(tile);
-    const int which = place.tile >= all.start[2] ? 2 : place.tile >= all.start[1] ? 1 : 0;
-    const int n = which == 0 ? all.n[0] : which == 1 ? all.n[1] : all.n[2];
-    const int first = (place.tile - (which == 0 ? 0 : which == 1 ? all.start[1] : all.start[2])) * kTileRows;
+    const int which = WHICH(all, place.tile), n = PICK(all.n, which), first = (place.tile - FIRST_TILE(all, which)) * kTileRows;
     float sums[kNumbers];
     int before = -1;
 #if WEIGHT_BITS < 16
     const int row_groups = k_total / GROUP_SIZE;
-    const u16* scales = which == 0 ? all.scales[0] : which == 1 ? all.scales[1] : all.scales[2];
-    const u16* biases = which == 0 ? all.biases[0] : which == 1 ? all.biases[1] : all.biases[2];
+    const u16 *scales = PICK(all.scales, which), *biases = PICK(all.biases, which);
     const size_t upper = (static_cast<size_t>(place.matrix) * n + min(first + own_row, n - 1)) * row_groups;
     const size_t lower = (static_cast<size_t>(place.matrix) * n + min(first + own_row + 8, n - 1)) * row_groups;
     RowScales next[4];
@@ -317,12 +301,12 @@ __device__ __forceinline__ void tiled(
         *reinterpret_cast<float2*>(to + i * kTeams * 256) = make_float2(sums[2 * i], sums[2 * i + 1]);
       }
       __threadfence();
-      asm volatile("bar.sync 1, %0;" ::"n"(128 * kTeams) : "memory");
+      meet_teams<kTeams>();
       u32* counter = counters + blockIdx.y * tiles + tile;
       if (threadIdx.x == 0) {
         is_last = atomicAdd(counter, 1u) == static_cast<u32>(last - contributor);
       }
-      asm volatile("bar.sync 1, %0;" ::"n"(128 * kTeams) : "memory");
+      meet_teams<kTeams>();
       if (!is_last) {
         continue;
       }
@@ -340,7 +324,7 @@ __device__ __forceinline__ void tiled(
         *counter = 0;
       }
     }
-    u16* out = which == 0 ? all.out[0] : which == 1 ? all.out[1] : all.out[2];
+    u16* out = PICK(all.out, which);
 #pragma unroll
     for (int j = 0; j < kNumbers / 4; ++j) {
 #pragma unroll
@@ -363,7 +347,7 @@ constexpr const u32* group_count = nullptr;
 #endif
 #define TILED(COLUMNS)                                                                                                       \
   extern "C" __global__ void __launch_bounds__(kThreads, 1) tiled_##COLUMNS(                                                 \
-      const __grid_constant__ Tiled all, const __grid_constant__ Map x_map, float* scratch, u32* counters, int k, int rows, \
+      const __grid_constant__ Weights all, const __grid_constant__ Map x_map, float* scratch, u32* counters, int k, int rows, \
       int tiles, int waits TILE_GROUPS) {                                                                                    \
     constexpr int kStage = kWeightBytes + COLUMNS * kPieceK * 2, kFit = TILE_BYTES / kStage;                                 \
     tiled<COLUMNS, (kFit > 12 ? 12 : kFit)>(all, x_map, scratch, counters, k, rows, tiles, waits, groups, group_count);      \
