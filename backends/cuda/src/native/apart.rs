@@ -8,7 +8,6 @@ use mlxcel_abi::{DType, Result};
 use super::plan::Plan;
 use super::products::Weight;
 use super::{COUNTERS, State};
-use crate::driver::{Arguments, Shape};
 
 /// Rows of x that are submitted at a time.
 const SLAB_ROWS: usize = 2048;
@@ -61,33 +60,15 @@ impl State {
         let mut first = 0;
         while first < rows {
             let m = (rows - first).min(SLAB_ROWS).min(64 * (COUNTERS / tiles));
-            let plan = Plan::of(w, m, self.processors);
-            let parts = match splits {
-                1 => 0,
-                _ => self.scratch(splits * m * w.rows * size_of::<f32>())?,
+            let plan = Plan {
+                splits,
+                steps_each,
+                ..Plan::of(w, m, self.processors)
             };
             let element = dtype.size_bytes();
-            let arguments = Arguments::new()
-                .wide(w.words)
-                .wide(w.scales)
-                .wide(w.biases)
-                .wide(x + first * w.columns * element)
-                .wide(out + first * w.rows * element)
-                .wide(parts)
-                .wide(self.counters)
-                .int(w.rows as i32)
-                .int(w.columns as i32)
-                .int(m as i32)
-                .int(steps_each as i32);
-            let shape = Shape {
-                grid: [plan.tiles.0 as u32, plan.tiles.1 as u32, splits as u32],
-                threads: 128,
-                shared_bytes: plan.shared_bytes,
-            };
-            let most = self.most_shared_bytes;
-            // SAFETY: the weight has its rows of values, x and the result have `rows`; the scratch holds a result of every split,
-            // the counters one number for every tile.
-            unsafe { self.launch(w.text(), dtype, plan.name, &shape, most, arguments) }?;
+            let from = x + first * w.columns * element;
+            let to = out + first * w.rows * element;
+            self.submit_many(w, (from, m, dtype), to, &plan)?;
             first += m;
         }
         Ok(())

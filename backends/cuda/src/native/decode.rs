@@ -3,7 +3,7 @@
 use mlxcel_abi::{DType, Result};
 
 use super::State;
-use super::pending::{Append, HeadNorms, Turn};
+use super::rotations::{Append, HeadNorms, Turn};
 use crate::driver::{Arguments, Shape, pair};
 use crate::kernels::{ENGINE_ARCHITECTURE, Text};
 

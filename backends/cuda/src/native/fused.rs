@@ -250,7 +250,7 @@ fn multiplied(
         Some(made) => Ok(Some(made)),
         None => {
             state.flush(&device)?;
-            super::products::multiply_plain(state, x, layer.plain)
+            super::expansion::multiply_plain(state, x, layer.plain)
         }
     }
 }

@@ -6,7 +6,7 @@ use mlxcel_abi::{DType, Result, Tensor};
 use mlxcel_backend_mlx::native::View;
 use mlxcel_backend_mlx::stream::Device;
 
-use super::pending::{Append, HeadNorms, Turn};
+use super::rotations::{Append, HeadNorms, Turn};
 use super::{State, is_half, is_plain, refuse_gaps, small};
 
 /// Query heads that may share a key head: rows of a tile of `prefill_rows`.

@@ -1,15 +1,16 @@
-//! Products with plain and quantised weights, and the expansion of quantised rows.
+//! Products with plain and quantised weights.
 //!
-//! Which kernel takes a product is in `plan.rs`; where there is none for so many rows, a quantised weight is expanded once for
-//! MLX's product.
+//! Which kernel takes a product is in `plan.rs`; where there is none for so many rows, a quantised weight is expanded for MLX's
+//! product (`expansion.rs`).
 
 use mlxcel_abi::kinds::quant;
 use mlxcel_abi::ops::BackendOps;
 use mlxcel_abi::ops_args::{QuantizedMatmulArgs, QuantizedWeight};
-use mlxcel_abi::{DType, Result, Tensor, status};
+use mlxcel_abi::{DType, Result, Tensor};
 use mlxcel_backend_mlx::native::View;
 use mlxcel_backend_mlx::stream::Device;
 
+use super::expansion::{through_expansion, through_mlx_expansion};
 use super::plan::{Plan, is_small};
 use super::{State, is_half, is_plain, refuse_gaps, slot, small};
 use crate::driver::{Arguments, MOST_ACROSS, Shape};
@@ -22,14 +23,11 @@ const MOST_ROWS: usize = 128;
 const MOST_ROWS_PLAIN: usize = 64;
 /// For the text of plain products, which does not use it.
 pub(super) const PLAIN_GROUP_SIZE: u32 = 64;
-/// Most bytes of an expanded weight.
-const MOST_EXPANDED_BYTES: usize = 1 << 30;
 
 pub(super) fn install(table: &mut BackendOps) {
     table.quantized_matmul = quantized_matmul;
     table.gather_quantized_matmul = gather_quantized_matmul;
     table.matmul = matmul;
-    table.dequantize = dequantize;
 }
 
 slot!(join quantized_matmul(args: *const QuantizedMatmulArgs) |device, state| {
@@ -41,10 +39,6 @@ slot!(gather_quantized_matmul(args: *const QuantizedMatmulArgs) |device, state| 
     chosen(device, state, &unsafe { QuantizedMatmulArgs::read(args) }?)
 });
 slot!(join matmul(a: Tensor, b: Tensor) |device, state| plain(device, state, a, b));
-slot!(dequantize(w: *const QuantizedWeight, dtype: DType) |device, state| {
-    // SAFETY: the slot's contract: a live argument struct.
-    expand(device, state, &unsafe { QuantizedWeight::read(w) }?, dtype)
-});
 
 /// A weight that the kernels take, all leading axes as rows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -158,7 +152,7 @@ fn activations(
     Ok(fits.then_some(view))
 }
 
-fn with_last(shape: &[i64], last: usize) -> Vec<i64> {
+pub(super) fn with_last(shape: &[i64], last: usize) -> Vec<i64> {
     let mut shape = shape.to_vec();
     if let Some(end) = shape.last_mut() {
         *end = last as i64;
@@ -260,9 +254,10 @@ pub(super) fn plain(
     multiply(&device, state, &x, &w, m, &[a, b]).map(Some)
 }
 
-/// Whether the device has the shared memory that the kernel for so many rows takes.
+/// Whether `many_rows` has room for so many rows: shared memory, and blocks along them.
 fn has_room(state: &State, w: &Weight, m: usize) -> bool {
-    Plan::of(w, m, state.processors).shared_bytes <= state.most_shared_bytes
+    let plan = Plan::of(w, m, state.processors);
+    plan.shared_bytes <= state.most_shared_bytes && plan.tiles.1 <= MOST_ACROSS
 }
 
 /// A product whose rows do not depend on each other.
@@ -287,172 +282,9 @@ fn multiply(
         return Ok(t);
     }
     state.flush(device)?;
-    let start = Arguments::new()
-        .wide(w.words)
-        .wide(w.scales)
-        .wide(w.biases)
-        .wide(x.data as usize)
-        .wide(out);
-    let (n, k, rows) = (w.rows as i32, w.columns as i32, m as i32);
     let plan = Plan::of(w, m, state.processors);
-    let parts = if plan.splits > 1 {
-        state.scratch(plan.splits * m * w.rows * size_of::<f32>())?
-    } else {
-        0
-    };
-    let arguments = start
-        .wide(parts)
-        .wide(state.counters)
-        .int(n)
-        .int(k)
-        .int(rows)
-        .int(plan.steps_each as i32);
-    let shape = Shape {
-        grid: [plan.tiles.0 as u32, plan.tiles.1 as u32, plan.splits as u32],
-        threads: 128,
-        shared_bytes: plan.shared_bytes,
-    };
-    // SAFETY: as above; the scratch holds a result of every split, the counters one number for every tile.
-    unsafe {
-        state.launch(
-            w.text(),
-            x.dtype,
-            plan.name,
-            &shape,
-            state.most_shared_bytes,
-            arguments,
-        )
-    }?;
+    state.submit_many(w, (x.data as usize, m, x.dtype), out, &plan)?;
     Ok(t)
-}
-
-/// Expands the weight into memory that all such products share, and lets MLX multiply.
-fn through_expansion(
-    device: Device<'_>,
-    state: &mut State,
-    x: Tensor,
-    w: &Weight,
-    dtype: DType,
-) -> Result<Option<Tensor>> {
-    let bytes = w.rows * w.columns * dtype.size_bytes();
-    if bytes > MOST_EXPANDED_BYTES {
-        return Ok(None);
-    }
-    let out = state.expanded(bytes)?;
-    write_expanded(state, w, dtype, out)?;
-    let shape = [w.rows as i64, w.columns as i64];
-    let expanded = device.wrap(&state.pool.borrowed(out, bytes), dtype, &shape)?;
-    let made = multiply_by(state, x, expanded);
-    device.release(expanded)?;
-    let made = made?;
-    // Submitted now, because the next such product writes the same memory.
-    if let Some(made) = made {
-        device.view(made)?;
-    }
-    Ok(made)
-}
-
-/// As [`through_expansion`] with MLX's own expansion, for the forms that no kernel of ours takes. MLX compiles its product for each
-/// of them at run time, for half a minute, and for f32 it needs headers that only a toolkit has. Its products of few rows are compiled
-/// ahead, and stay.
-fn through_mlx_expansion(
-    device: &Device<'_>,
-    state: &mut State,
-    args: &QuantizedMatmulArgs,
-) -> Result<Option<Tensor>> {
-    let (x, _) = device.view(args.x)?;
-    let (words, _) = device.view(args.w.weight)?;
-    let (&[rows, packed], Some(&last)) = (words.shape(), x.shape().last()) else {
-        return Ok(None);
-    };
-    let columns = packed * 32 / i64::from(args.w.spec.bits).max(1);
-    let m = x.len() as i64 / last.max(1);
-    let bytes = (rows * columns) as usize * x.dtype.size_bytes();
-    let is_compiled = args.transpose == 1 && m <= FEW_ROWS as i64;
-    if state.keeps_rows_apart || is_compiled || bytes > MOST_EXPANDED_BYTES || x.shape().len() < 2 {
-        return Ok(None);
-    }
-    state.flush(device)?;
-    let ctx = state.ctx as *mut core::ffi::c_void;
-    let mut expanded = Tensor::NONE;
-    let silent = core::ptr::null_mut();
-    // SAFETY: a slot of this backend's own table, called on its thread with the caller's weight. An error is found again by the slot
-    // that this falls back to.
-    let code = unsafe {
-        (state.mlx.dequantize)(ctx, &raw const args.w, x.dtype, &raw mut expanded, silent)
-    };
-    if code != status::OK {
-        return Ok(None);
-    }
-    let made = if args.transpose == 1 {
-        multiply_by(state, args.x, expanded)
-    } else {
-        multiply_plain(state, args.x, expanded)
-    };
-    device.release(expanded)?;
-    made
-}
-
-/// MLX's product of `x` and the transpose of `w`, or none when it refuses.
-fn multiply_by(state: &State, x: Tensor, w: Tensor) -> Result<Option<Tensor>> {
-    let ctx = state.ctx as *mut core::ffi::c_void;
-    let (mut turned, mut made) = (Tensor::NONE, Tensor::NONE);
-    let axes = [1_i32, 0];
-    let silent = core::ptr::null_mut();
-    // SAFETY: slots of this backend's own table, called on its thread. An error is found again by the slot that this falls
-    // back to.
-    let code = unsafe {
-        let turned_to = (state.mlx.transpose)(ctx, w, axes.as_ptr(), 2, &raw mut turned, silent);
-        if turned_to != status::OK {
-            return Ok(None);
-        }
-        let code = (state.mlx.matmul)(ctx, x, turned, &raw mut made, silent);
-        (state.mlx.release)(ctx, turned, silent);
-        code
-    };
-    Ok((code == status::OK).then_some(made))
-}
-
-/// MLX's product, or none when it refuses.
-pub(super) fn multiply_plain(state: &State, x: Tensor, w: Tensor) -> Result<Option<Tensor>> {
-    let mut made = Tensor::NONE;
-    let ctx = state.ctx as *mut core::ffi::c_void;
-    // SAFETY: a slot of this backend's own table, called on its thread with the caller's handles.
-    let code = unsafe { (state.mlx.matmul)(ctx, x, w, &raw mut made, core::ptr::null_mut()) };
-    Ok((code == status::OK).then_some(made))
-}
-
-fn write_expanded(state: &mut State, w: &Weight, dtype: DType, out: usize) -> Result<()> {
-    let words = w.rows * w.columns * w.bits as usize / 32;
-    let arguments = Arguments::new()
-        .wide(w.words)
-        .wide(w.scales)
-        .wide(w.biases)
-        .wide(out)
-        .wide(words);
-    let shape = Shape::line(
-        words.div_ceil(256).min(16 * state.processors as usize) as u32,
-        256,
-    );
-    // SAFETY: the result has a value for each of the weight's.
-    unsafe { state.launch(w.text(), dtype, "expand_all", &shape, 0, arguments) }
-}
-
-fn expand(
-    device: Device<'_>,
-    state: &mut State,
-    w: &QuantizedWeight,
-    dtype: DType,
-) -> Result<Option<Tensor>> {
-    if !is_half(dtype) {
-        return Ok(None);
-    }
-    let Some((found, words)) = weight(&device, state, w, dtype)? else {
-        return Ok(None);
-    };
-    let (t, out) = state.output(&device, dtype, &with_last(words.shape(), found.columns))?;
-    write_expanded(state, &found, dtype, out)?;
-    Ok(Some(t))
 }
 
 /// One row of activations for every product: decode steps of a mixture of experts.

@@ -6,7 +6,8 @@ use mlxcel_abi::ops_args::RopeArgs;
 use mlxcel_abi::{DType, Result, Tensor};
 use mlxcel_backend_mlx::stream::Device;
 
-use super::pending::{HeadNorms, Pending, Sum, Turn};
+use super::pending::{Pending, Sum};
+use super::rotations::{HeadNorms, Turn};
 use super::routing::Norm;
 use super::{State, is_half, is_plain, refuse_gaps, slot, small};
 use crate::driver::{Arguments, Shape};

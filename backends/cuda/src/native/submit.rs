@@ -5,7 +5,7 @@ use mlxcel_abi::{AbiError, DType, Result};
 use super::State;
 use super::maps::Reader;
 use super::pending::{MOST_PRODUCTS, Products};
-use super::plan::{Stream, Tiles, Way};
+use super::plan::{Plan, Stream, Tiles, Way};
 use super::products::Weight;
 use crate::driver::{Arguments, Element, Shape, Tiling, pair};
 use crate::kernels::Text;
@@ -50,15 +50,8 @@ impl State {
             (None, 0..=2) => ("few_rows_1", 16),
             (None, _) => ("few_rows_2", 32),
         };
-        let (weights, blocks) = weights(products, each);
-        let mut arguments = Arguments::new().record(&weights).wide(x);
-        if let Some((out, _)) = gated {
-            arguments = arguments.wide(out);
-        }
-        arguments = arguments.int(first.columns as i32).int(rows as i32);
-        if let Some((_, kind)) = gated {
-            arguments = arguments.int(kind);
-        }
+        let (record, blocks) = weights(products, each);
+        let arguments = of_products(&record, x, (first.columns, rows), gated);
         let arguments = arguments.record(&around.words());
         let blocks = match gated {
             Some(_) => first.rows.div_ceil(16) as u32,
@@ -116,15 +109,7 @@ impl State {
             tiles as usize,
             self.processors,
         );
-        let mut arguments = Arguments::new().record(&record).wide(x);
-        if let Some((out, _)) = gated {
-            arguments = arguments.wide(out);
-        }
-        arguments = arguments.int(first.columns as i32).int(rows as i32);
-        if let Some((_, kind)) = gated {
-            arguments = arguments.int(kind);
-        }
-        arguments = arguments
+        let arguments = of_products(&record, x, (first.columns, rows), gated)
             .int(tiles as i32)
             .int(i32::from(waits))
             .record(&around.words());
@@ -143,6 +128,42 @@ impl State {
         unsafe { self.launch(text, dtype, name, &shape, most, arguments) }
     }
 
+    /// `out = x @ w.T` for many rows of x, divided as `plan` says; addresses on the device.
+    pub(super) fn submit_many(
+        &mut self,
+        w: &Weight,
+        (x, rows, dtype): (usize, usize, DType),
+        out: usize,
+        plan: &Plan,
+    ) -> Result<()> {
+        let parts = match plan.splits {
+            1 => 0,
+            splits => self.scratch(splits * rows * w.rows * size_of::<f32>())?,
+        };
+        let arguments = Arguments::new()
+            .wide(w.words)
+            .wide(w.scales)
+            .wide(w.biases)
+            .wide(x)
+            .wide(out)
+            .wide(parts)
+            .wide(self.counters)
+            .int(w.rows as i32)
+            .int(w.columns as i32)
+            .int(rows as i32)
+            .int(plan.steps_each as i32);
+        let shape = Shape {
+            grid: [plan.tiles.0 as u32, plan.tiles.1 as u32, plan.splits as u32],
+            threads: 128,
+            shared_bytes: plan.shared_bytes,
+        };
+        let most = self.most_shared_bytes;
+        // SAFETY: the weight has its rows of values, x and the result have `rows`; the scratch holds a result of every split, the
+        // counters one number for every tile.
+        unsafe { self.launch(w.text(), dtype, plan.name, &shape, most, arguments) }
+    }
+
+    /// Through the copy engine and by groups of warps.
     pub(super) fn submit_tiles(&mut self, products: &Products) -> Result<()> {
         let Some((first, _)) = products.items.first().copied() else {
             return Ok(());
@@ -190,6 +211,21 @@ impl State {
         let most = self.most_shared_bytes;
         // SAFETY: as above; the scratch holds two parts of every block, the counters one number for every tile.
         unsafe { self.launch(text, products.dtype, plan.name, &shape, most, arguments) }
+    }
+}
+
+/// What kernels for products of one input take first: with `gated`, address and kind of the gated activation of two of them.
+fn of_products(
+    record: &[u64],
+    x: usize,
+    (columns, rows): (usize, usize),
+    gated: Option<(usize, i32)>,
+) -> Arguments {
+    let start = Arguments::new().record(record).wide(x);
+    let (columns, rows) = (columns as i32, rows as i32);
+    match gated {
+        None => start.int(columns).int(rows),
+        Some((out, kind)) => start.wide(out).int(columns).int(rows).int(kind),
     }
 }
 
