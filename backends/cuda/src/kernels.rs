@@ -146,7 +146,7 @@ impl Text {
             Self::Tiled { .. } => &[ENGINE, GROUP, include_str!("kernels/tiled.cu")],
             Self::Rows => &[include_str!("kernels/rows.cu")],
             Self::Ranks { .. } => &[include_str!("kernels/ranks.cu")],
-            Self::Sample { .. } => &[include_str!("kernels/sample.cu")],
+            Self::Sample { .. } => &[CLUSTER, include_str!("kernels/sample.cu")],
             Self::Attention { .. } => &[
                 PAGED,
                 include_str!("kernels/attention.cu"),

@@ -194,7 +194,7 @@ class Variant:
             own = [f"STREAM_WARPS={WARPS}", f"STREAM_STAGES={stages}"]
             yield ("streamed", stages), ["common.cuh", "engine.cuh", "streamed.cu"], base + streamed + own
         yield ("rows",), ["common.cuh", "rows.cu"], base
-        yield ("sample",), ["common.cuh", "sample.cu"], base + ["LOGITS_F32=0"]
+        yield ("sample",), ["common.cuh", *self.there("cluster.cuh"), "sample.cu"], base + ["LOGITS_F32=0"]
         for width, group in ((128, 4), (64, 3)):
             heads = [f"HEAD_WIDTH={width}", f"GROUP_HEADS={group}"]
             yield ("attention", width), ["common.cuh", *self.there("paged.cuh"), "attention.cu"], base + heads

@@ -8,14 +8,6 @@
 
 constexpr int kBlocks = 8, kClusterWarps = 8, kTileRows = 128;
 
-__device__ __forceinline__ float2 pair_of_block(const float* own, int block) {
-  u32 address;
-  float2 v;
-  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(address) : "r"(shared_address(own)), "r"(block));
-  asm volatile("ld.shared::cluster.v2.f32 {%0, %1}, [%2];" : "=f"(v.x), "=f"(v.y) : "r"(address));
-  return v;
-}
-
 // Bytes of shared memory: x in the tensor core's order, sums of its groups, what f16 starts from, parts, squares. The host knows the
 // same sum.
 template <int COLUMNS>

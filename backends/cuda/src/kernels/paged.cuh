@@ -46,3 +46,21 @@ __device__ __forceinline__ size_t pool_row(const Step& step, int sequence, int a
 __device__ __forceinline__ float capped(const Step& step, float score) {
   return step.softcap > 0.0f ? step.softcap * tanhf(score / step.softcap) : score;
 }
+
+// The tokens from `first` on, up to `last`, that are of one sequence. Sequences are in order; most tiles have one.
+struct Run {
+  int sequence;
+  bool is_alone;
+  int after;
+  int highest;
+  int lowest;
+};
+__device__ __forceinline__ Run run_of(const Step& step, int first, int last) {
+  Run run{step.row_sequences[first], is_alone(step, first), first, 0, 0x7FFFFFFF};
+  while (run.after <= last && step.row_sequences[run.after] == run.sequence) {
+    run.highest = max(run.highest, step.positions[run.after]);
+    run.lowest = min(run.lowest, step.positions[run.after]);
+    ++run.after;
+  }
+  return run;
+}

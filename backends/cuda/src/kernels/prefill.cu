@@ -65,17 +65,11 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) prefill_tiles(
   const float log2_e = 1.44269504f, factor = softcap > 0.0f ? log2_e : scale * log2_e;
   u32 uses = 0;
   for (int row = first_token; row <= last_token;) {
-    const int own = row_sequences[row];
-    const bool alone = is_alone(step, row);
-    int after = row, highest = 0, lowest = 0x7FFFFFFF;
-    while (after <= last_token && row_sequences[after] == own) {
-      highest = max(highest, positions[after]);
-      lowest = min(lowest, positions[after]);
-      ++after;
-    }
-    const bool is_only = row == first_token && after > last_token;
-    row = after;
-    if (alone) {
+    const Run run = run_of(step, row, last_token);
+    const int own = run.sequence, highest = run.highest, lowest = run.lowest;
+    const bool is_only = row == first_token && run.after > last_token;
+    row = run.after;
+    if (run.is_alone) {
       continue;
     }
     const int begin = window > 0 ? max(0, lowest + 1 - window) / kKeys * kKeys : 0, end = highest + 1;

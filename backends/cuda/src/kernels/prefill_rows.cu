@@ -45,21 +45,14 @@ __device__ __forceinline__ void prefill(const Step& step, u16* out) {
   auto place = [](int row, int unit) { return (row * kUnits + (unit ^ (((row & 1) << 2) | ((row >> 1) & 3)))) * 16; };
   float sums[WIDTH / 8][4] = {};
   float top[2] = {-kInfinity, -kInfinity}, total[2] = {0.0f, 0.0f};
-  // Sequences are in order; most tiles have one.
   for (int row = first_token; row <= last_token;) {
-    const int own = step.row_sequences[row];
-    const bool alone = is_alone(step, row);
-    int after = row, highest = 0, lowest = 0x7FFFFFFF;
-    while (after <= last_token && step.row_sequences[after] == own) {
-      highest = max(highest, step.positions[after]);
-      lowest = min(lowest, step.positions[after]);
-      ++after;
-    }
-    row = after;
-    if (alone) {
+    const Run run = run_of(step, row, last_token);
+    const int own = run.sequence;
+    row = run.after;
+    if (run.is_alone) {
       continue;
     }
-    const int begin = step.window > 0 ? max(0, lowest + 1 - step.window) / kTile * kTile : 0, end = highest + 1;
+    const int begin = step.window > 0 ? max(0, run.lowest + 1 - step.window) / kTile * kTile : 0, end = run.highest + 1;
     auto fetch = [&](int start, int stage) {
       if (start < end) {
         for (int i = threadIdx.x; i < kTile * kUnits; i += 128) {

@@ -2,7 +2,7 @@
 //
 // A logit and its place are one number of 64 bits, larger for higher logits and for lower places among equals, 0 for what is never
 // taken. Each thread finds the highest of its share; the k-th of these is a bound that at least k logits reach, so one more pass
-// gathers a few more than k, which are sorted. Where they are too many, the bound is found by halving.
+// gathers a few more than k, which are sorted. Where they are too many, the bound is found by halving. Follows `cluster.cuh`.
 
 #if LOGITS_F32
 typedef float Logit;
@@ -128,20 +128,6 @@ __device__ __forceinline__ u64 highest_of(u64 key) {
   return key;
 }
 
-#if __CUDA_ARCH__ >= 900
-// The same of another block of the cluster.
-__device__ __forceinline__ u64 of_block(const u64* own, int block) {
-  u32 address;
-  u64 v;
-  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(address) : "r"(shared_address(own)), "r"(block));
-  asm volatile("ld.shared::cluster.u64 %0, [%1];" : "=l"(v) : "r"(address));
-  return v;
-}
-__device__ __forceinline__ void meet_cluster() {
-  asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
-}
-#endif
-
 // Blocks of a cluster share the first look at a row; where more than the highest logit may be chosen, the first goes on alone.
 template <int CLUSTER>
 __device__ __forceinline__ void choose(
@@ -178,7 +164,8 @@ __device__ __forceinline__ void choose(
   }
 #if __CUDA_ARCH__ >= 900
   if constexpr (CLUSTER > 1) {
-    meet_cluster();
+    cluster_arrive();
+    cluster_wait();
     u64 of_other = 0, bad_other = 0;
     if (rank == 0 && lane < CLUSTER) {
       of_other = of_block(found_here, lane);
@@ -186,7 +173,8 @@ __device__ __forceinline__ void choose(
     }
     first = highest_of(of_other);
     is_bad = __any_sync(0xFFFFFFFFu, bad_other != 0);
-    meet_cluster();
+    cluster_arrive();
+    cluster_wait();
     if (rank != 0) {
       return;
     }
