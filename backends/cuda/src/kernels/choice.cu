@@ -94,10 +94,10 @@ __device__ __forceinline__ void route(const void* logits, u32* experts, void* we
   choose(held, n, chosen, renormalised, lane, experts + first, static_cast<u8*>(weights) + first * (LOGITS_F32 ? 4 : 2));
 }
 
-#define ROUTE(HELD)                                                                                             \
-  extern "C" __global__ void __launch_bounds__(256) route_##HELD(                                               \
-      const void* logits, u32* experts, void* weights, int rows, int n, int chosen, int renormalised) {         \
-    route<HELD>(logits, experts, weights, rows, n, chosen, renormalised);                                       \
+#define ROUTE(HELD)                                                                                     \
+  extern "C" __global__ void __launch_bounds__(256) route_##HELD(                                       \
+      const void* logits, u32* experts, void* weights, int rows, int n, int chosen, int renormalised) { \
+    route<HELD>(logits, experts, weights, rows, n, chosen, renormalised);                               \
   }
 ROUTE(4)
 ROUTE(8)

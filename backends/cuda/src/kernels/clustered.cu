@@ -108,9 +108,11 @@ __device__ __forceinline__ void clustered(const Weights& all, const u16* x, int 
         const int block = g * (GROUP_SIZE / 64) + i;
 #pragma unroll
         for (int word = 0; word < 2; ++word) {
-          const u32 a = word ? piece.words[0][block].y : piece.words[0][block].x, b = word ? piece.words[1][block].y : piece.words[1][block].x;
+          const u32 a = word ? piece.words[0][block].y : piece.words[0][block].x;
+          const u32 b = word ? piece.words[1][block].y : piece.words[1][block].x;
           const u32 a0 = RAW(a, 0x000F000Fu), b0 = RAW(b, 0x000F000Fu), a1 = RAW(a, 0x00F000F0u), b1 = RAW(b, 0x00F000F0u);
-          const u32 a2 = RAW(a >> 8, 0x000F000Fu), b2 = RAW(b >> 8, 0x000F000Fu), a3 = RAW(a >> 8, 0x00F000F0u), b3 = RAW(b >> 8, 0x00F000F0u);
+          const u32 a2 = RAW(a >> 8, 0x000F000Fu), b2 = RAW(b >> 8, 0x000F000Fu);
+          const u32 a3 = RAW(a >> 8, 0x00F000F0u), b3 = RAW(b >> 8, 0x00F000F0u);
 #pragma unroll
           for (int t = 0; t < kTiles; ++t) {
             const uint4 v = load_shared(x_at + ((at * kPieceBlocks + block) * 2 + word) * kStep + t * 512);
@@ -183,10 +185,10 @@ __device__ __forceinline__ void clustered(const Weights& all, const u16* x, int 
   cluster_wait();
 }
 
-#define CLUSTERED(COLUMNS, BLOCKS)                                                                                                   \
-  extern "C" __global__ void __cluster_dims__(kBlocks, 1, 1) __launch_bounds__(kClusterWarps * 32, BLOCKS) clustered_##COLUMNS(      \
-      const __grid_constant__ Weights all, const u16* x, int k, int rows, const __grid_constant__ Around around) {                 \
-    clustered<COLUMNS>(all, x, k, rows, around);                                                                                     \
+#define CLUSTERED(COLUMNS, BLOCKS)                                                                                              \
+  extern "C" __global__ void __cluster_dims__(kBlocks, 1, 1) __launch_bounds__(kClusterWarps * 32, BLOCKS) clustered_##COLUMNS( \
+      const __grid_constant__ Weights all, const u16* x, int k, int rows, const __grid_constant__ Around around) {              \
+    clustered<COLUMNS>(all, x, k, rows, around);                                                                                \
   }
 CLUSTERED(8, 4)
 CLUSTERED(16, 3)

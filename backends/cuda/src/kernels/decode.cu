@@ -251,7 +251,8 @@ __device__ __forceinline__ void decode(const Decode& step) {
   Sums<GROUP> all;
 #pragma unroll
   for (int g = 0; g < GROUP; ++g) {
-    const float4 low = *reinterpret_cast<const float4*>(queries[g] + part * 8), high = *reinterpret_cast<const float4*>(queries[g] + part * 8 + 4);
+    const float4 low = *reinterpret_cast<const float4*>(queries[g] + part * 8);
+    const float4 high = *reinterpret_cast<const float4*>(queries[g] + part * 8 + 4);
     all.query[g][0] = low.x, all.query[g][1] = low.y, all.query[g][2] = low.z, all.query[g][3] = low.w;
     all.query[g][4] = high.x, all.query[g][5] = high.y, all.query[g][6] = high.z, all.query[g][7] = high.w;
     all.top[g] = kNone;
@@ -437,10 +438,10 @@ __device__ __forceinline__ void decode(const Decode& step) {
   }
 }
 
-#define DECODE(N)                                                                                             \
+#define DECODE(N)                                                                                              \
   extern "C" __global__ void __cluster_dims__(N, 1, 1) __launch_bounds__(kWarps * 32, GROUP_HEADS > 4 ? 1 : 2) \
-      decode_##N(const __grid_constant__ Decode step) {                                                       \
-    decode<HEAD_WIDTH, GROUP_HEADS, N>(step);                                                                 \
+      decode_##N(const __grid_constant__ Decode step) {                                                        \
+    decode<HEAD_WIDTH, GROUP_HEADS, N>(step);                                                                  \
   }
 DECODE(1)
 DECODE(2)

@@ -42,7 +42,8 @@ struct Matrix {
 __device__ __forceinline__ Matrix matrix_of(const Stack& stack, int expert, int n, int k) {
   const int groups = k / GROUP_SIZE;
   const size_t rows = static_cast<size_t>(expert) * n;
-  return Matrix{stack.w + rows * (static_cast<size_t>(k) * WEIGHT_BITS / 8), Quant{stack.scales + rows * groups, stack.biases + rows * groups, groups}};
+  return Matrix{stack.w + rows * (static_cast<size_t>(k) * WEIGHT_BITS / 8),
+                Quant{stack.scales + rows * groups, stack.biases + rows * groups, groups}};
 }
 
 // both[pair] = f(gate x) * (up x). Groups have 8 pairs at most.
@@ -105,7 +106,8 @@ extern "C" __global__ void __launch_bounds__(256) experts_summed(
     const u16* own_x = x + static_cast<size_t>(at) * k;
     float sums[1][4] = {};
     for (int start = 0; start < k; start += kChunk * kUnroll) {
-      add_products<WEIGHT_BITS, 1, kUnroll>(sums, own, own_scales, own_biases, own_x, in_tile == 0, k, start + quad * kOwn, kChunk, Around{}, 1.0f);
+      add_products<WEIGHT_BITS, 1, kUnroll>(
+          sums, own, own_scales, own_biases, own_x, in_tile == 0, k, start + quad * kOwn, kChunk, Around{}, 1.0f);
     }
     // Column 0 of the product is in the first of each four threads.
     total[0] += weight * sums[0][0];

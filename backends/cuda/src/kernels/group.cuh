@@ -37,8 +37,8 @@ __device__ __forceinline__ u64 rows_descriptor(u32 address) {
 #define NAMES_8 NAMES_4 ", %4, %5, %6, %7"
 #define NAMES_16 NAMES_8 ", %8, %9, %10, %11, %12, %13, %14, %15"
 #define NAMES_32 NAMES_16 ", %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
-#define NAMES_64                                                                                                                     \
-  NAMES_32 ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47"                                        \
+#define NAMES_64                                                                              \
+  NAMES_32 ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47" \
            ", %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
 
 // With N numbers a thread for COLUMNS columns: a in registers, then in shared memory. A to F name the operands that follow d's.
@@ -67,12 +67,12 @@ __device__ __forceinline__ u64 columns_descriptor(u32 address, u32 further) {
   return static_cast<u64>((address & 0x3FFFF) >> 4) | static_cast<u64>(further >> 4) << 16 | 64ull << 32 | 1ull << 62;
 }
 // d += a b with b's columns along rows.
-#define MULTIPLY_ACROSS(N, COLUMNS, A, B, C, D, E)                                                                                    \
-  __device__ __forceinline__ void multiply_across(float (&d)[N], const u32 (&a)[4], u64 b) {                                         \
-    asm volatile("wgmma.mma_async.sync.aligned.m64n" COLUMNS "k16." MMA_TYPE_3 " {" NAMES_##N "}, {%" A ", %" B ", %" C ", %" D      \
-                 "}, %" E ", 1, 1, 1, 1;\n"                                                                                          \
-                 : NUMBERS_##N(d, 0)                                                                                                 \
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));                                                              \
+#define MULTIPLY_ACROSS(N, COLUMNS, A, B, C, D, E)                                                                              \
+  __device__ __forceinline__ void multiply_across(float (&d)[N], const u32 (&a)[4], u64 b) {                                    \
+    asm volatile("wgmma.mma_async.sync.aligned.m64n" COLUMNS "k16." MMA_TYPE_3 " {" NAMES_##N "}, {%" A ", %" B ", %" C ", %" D \
+                 "}, %" E ", 1, 1, 1, 1;\n"                                                                                     \
+                 : NUMBERS_##N(d, 0)                                                                                            \
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));                                                         \
   }
 MULTIPLY_ACROSS(32, "64", "32", "33", "34", "35", "36")
 MULTIPLY_ACROSS(64, "128", "64", "65", "66", "67", "68")

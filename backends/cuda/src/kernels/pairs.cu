@@ -38,7 +38,8 @@ __device__ __forceinline__ void prepare(const Slot& slot, int lane) {
   __syncwarp();
 }
 // Asks for 8 rows of each of two matrices.
-__device__ __forceinline__ void fetch_tile(const Slot& slot, const Matrix& upper, int upper_row, const Matrix& lower, int lower_row, int k, int lane) {
+__device__ __forceinline__ void fetch_tile(
+    const Slot& slot, const Matrix& upper, int upper_row, const Matrix& lower, int lower_row, int k, int lane) {
   const int parts = (k + kPartK - 1) / kPartK, row_bytes = k / 2;
   if (lane < parts) {
     const u32 bytes = min(kPartK, k - lane * kPartK) / 2 * 16;

@@ -41,7 +41,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) prefill_tiles(
   if (!fetches) {
     for (int i = threadIdx.x; i < kRows * HEAD_WIDTH / 8; i += 128 * kTeams) {
       int row = i / (HEAD_WIDTH / 8), unit = i % (HEAD_WIDTH / 8), at = min(first_token + row / group, rows - 1);
-      uint4 v = *reinterpret_cast<const uint4*>(q + (static_cast<size_t>(at) * heads + kv_head * group + row % group) * HEAD_WIDTH + unit * 8);
+      size_t from = (static_cast<size_t>(at) * heads + kv_head * group + row % group) * HEAD_WIDTH + unit * 8;
+      uint4 v = *reinterpret_cast<const uint4*>(q + from);
       *reinterpret_cast<uint4*>(memory + unit / 8 * (kRows * 128) + row * 128 + ((unit ^ row) & 7) * 16) = v;
     }
     fence_shared();

@@ -1,16 +1,16 @@
 // Products x w^T with weights of WEIGHT_BITS bits a value (4, 8 or 16) where the copy engine is not there or does not pay, and
 // the expansion of weights.
 
-#define FEW_ROWS(NAME, TILES, UNROLL)                                                                                  \
+#define FEW_ROWS(NAME, TILES, UNROLL)                                                                                 \
   extern "C" __global__ void __launch_bounds__(256) NAME(Weights all, const u16* x, int k, int rows, Around around) { \
-    let_next_start();                                                                                                  \
+    let_next_start();                                                                                                 \
     int block = blockIdx.x, i = WHICH(all, block);                                                                    \
-    const u8* w = PICK(all.w, i);                                                                                      \
-    const u16 *scales = PICK(all.scales, i), *biases = PICK(all.biases, i);                                            \
-    u16* out = PICK(all.out, i);                                                                                       \
-    int n = PICK(all.n, i), start = FIRST_TILE(all, i);                                                                 \
-    few_rows<WEIGHT_BITS, TILES, UNROLL, 8>(                                                                           \
-        w, Quant{scales, biases, k / GROUP_SIZE}, x, out, n, k, rows, (block - start) * 16 * TILES, around);           \
+    const u8* w = PICK(all.w, i);                                                                                     \
+    const u16 *scales = PICK(all.scales, i), *biases = PICK(all.biases, i);                                           \
+    u16* out = PICK(all.out, i);                                                                                      \
+    int n = PICK(all.n, i), start = FIRST_TILE(all, i);                                                               \
+    few_rows<WEIGHT_BITS, TILES, UNROLL, 8>(                                                                          \
+        w, Quant{scales, biases, k / GROUP_SIZE}, x, out, n, k, rows, (block - start) * 16 * TILES, around);          \
   }
 FEW_ROWS(few_rows_1, 1, 4)
 FEW_ROWS(few_rows_2, 2, 2)
@@ -240,8 +240,8 @@ __device__ __forceinline__ void many_rows(
       const u8* w, const u16* scales, const u16* biases, const u16* x, u16* out, float* parts, u32* counters, int n, int k, \
       int rows, int steps_each) {                                                                                           \
     let_next_start();                                                                                                       \
-    many_rows<WEIGHT_BITS, COLUMNS>(                                                                                                     \
-        w, Quant{scales, biases, k / GROUP_SIZE}, x, out, parts, counters, n, k, rows, steps_each);          \
+    many_rows<WEIGHT_BITS, COLUMNS>(                                                                                        \
+        w, Quant{scales, biases, k / GROUP_SIZE}, x, out, parts, counters, n, k, rows, steps_each);                         \
   }
 MANY_ROWS(many_rows_16, 2)
 MANY_ROWS(many_rows_32, 4)

@@ -195,10 +195,10 @@ __device__ __forceinline__ void routed(const Router& all) {
   cluster_wait();
 }
 
-#define ROUTER(HELD)                                                                                                        \
-  extern "C" __global__ void __cluster_dims__(kBlocks, 1, 1) __launch_bounds__(kRouterWarps * 32, 2) router_##HELD(         \
-      const __grid_constant__ Router all) {                                                                                 \
-    routed<HELD>(all);                                                                                                      \
+#define ROUTER(HELD)                                                                                                \
+  extern "C" __global__ void __cluster_dims__(kBlocks, 1, 1) __launch_bounds__(kRouterWarps * 32, 2) router_##HELD( \
+      const __grid_constant__ Router all) {                                                                         \
+    routed<HELD>(all);                                                                                              \
   }
 ROUTER(4)
 ROUTER(8)

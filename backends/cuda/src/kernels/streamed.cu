@@ -103,7 +103,8 @@ __device__ __forceinline__ void streamed(const Weights& all, const u16* x, u16* 
         const u8* map = PICK(all.w, i);
 #pragma unroll
         for (int line = 0; line < kLines; ++line) {
-          fetch_box_2(to + half * (kWeightBytes / 2) + line * 1024, map, (chunk * kLines + line) * (WEIGHT_BITS == 16 ? 64 : 32), row, done, once);
+          fetch_box_2(to + half * (kWeightBytes / 2) + line * 1024, map, (chunk * kLines + line) * (WEIGHT_BITS == 16 ? 64 : 32), row, done,
+                      once);
         }
         if constexpr (WEIGHT_BITS < 16) {
           u32 scales = scale_ring + stage * 2 * kScaleBytes + half * (kScaleBytes / 2);

@@ -345,12 +345,12 @@ __device__ __forceinline__ void tiled(
 constexpr const uint4* groups = nullptr;
 constexpr const u32* group_count = nullptr;
 #endif
-#define TILED(COLUMNS)                                                                                                       \
-  extern "C" __global__ void __launch_bounds__(kThreads, 1) tiled_##COLUMNS(                                                 \
+#define TILED(COLUMNS)                                                                                                        \
+  extern "C" __global__ void __launch_bounds__(kThreads, 1) tiled_##COLUMNS(                                                  \
       const __grid_constant__ Weights all, const __grid_constant__ Map x_map, float* scratch, u32* counters, int k, int rows, \
-      int tiles, int waits TILE_GROUPS) {                                                                                    \
-    constexpr int kStage = kWeightBytes + COLUMNS * kPieceK * 2, kFit = TILE_BYTES / kStage;                                 \
-    tiled<COLUMNS, (kFit > 12 ? 12 : kFit)>(all, x_map, scratch, counters, k, rows, tiles, waits, groups, group_count);      \
+      int tiles, int waits TILE_GROUPS) {                                                                                     \
+    constexpr int kStage = kWeightBytes + COLUMNS * kPieceK * 2, kFit = TILE_BYTES / kStage;                                  \
+    tiled<COLUMNS, (kFit > 12 ? 12 : kFit)>(all, x_map, scratch, counters, k, rows, tiles, waits, groups, group_count);       \
   }
 TILED(8)
 TILED(16)
