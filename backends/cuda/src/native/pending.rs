@@ -140,35 +140,41 @@ impl State {
         made: (Tensor, usize),
         inputs: &[Tensor],
     ) -> Result<()> {
+        let address = x.data as usize;
+        let joins = matches!(&self.pending, Pending::Products(products)
+        if products.x == address
+            && products.way == way
+            && products.rows == rows
+            && products.dtype == x.dtype
+            && products.items.len() < MOST_PRODUCTS
+            && products.items.iter().all(|(other, _)| {
+                (other.bits, other.group_size, other.columns)
+                    == (w.bits, w.group_size, w.columns)
+            }));
+        // Before anything is held: what waits may fail to be submitted.
+        let norm = match joins {
+            true => None,
+            false => self.take_norm(device, address)?,
+        };
         let mut held = hold(device, inputs)?;
         held.push(device.retain(made.0)?);
-        let address = x.data as usize;
-        if let Pending::Products(products) = &mut self.pending {
-            let joins = products.x == address
-                && products.way == way
-                && products.rows == rows
-                && products.dtype == x.dtype
-                && products.items.len() < MOST_PRODUCTS
-                && products.items.iter().all(|(other, _)| {
-                    (other.bits, other.group_size, other.columns)
-                        == (w.bits, w.group_size, w.columns)
-                });
-            if joins {
+        match &mut self.pending {
+            Pending::Products(products) if joins => {
                 products.items.push((*w, made.1));
                 products.held.extend(held);
-                return Ok(());
+            }
+            pending => {
+                *pending = Pending::Products(Products {
+                    x: address,
+                    way,
+                    rows,
+                    dtype: x.dtype,
+                    items: vec![(*w, made.1)],
+                    norm,
+                    held,
+                });
             }
         }
-        let norm = self.take_norm(device, address)?;
-        self.pending = Pending::Products(Products {
-            x: address,
-            way,
-            rows,
-            dtype: x.dtype,
-            items: vec![(*w, made.1)],
-            norm,
-            held,
-        });
         Ok(())
     }
 
