@@ -77,8 +77,11 @@ pub(super) fn hold(device: &Device<'_>, ts: &[Tensor]) -> Result<Vec<Tensor>> {
 
 /// Gives references back, all of them: the first error is told.
 pub(super) fn let_go(device: &Device<'_>, held: &[Tensor]) -> Result<()> {
-    held.iter()
-        .fold(Ok(()), |done, t| done.and(device.release(*t)))
+    let mut done = Ok(());
+    for t in held {
+        done = done.and(device.release(*t));
+    }
+    done
 }
 
 impl State {
