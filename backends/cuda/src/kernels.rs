@@ -153,12 +153,7 @@ impl Text {
                 include_str!("kernels/prefill_rows.cu"),
             ],
             Self::Decode { .. } => &[CLUSTER, SCORES, include_str!("kernels/decode.cu")],
-            Self::Prefill { .. } => &[
-                PAGED,
-                ENGINE,
-                GROUP,
-                include_str!("kernels/prefill.cu"),
-            ],
+            Self::Prefill { .. } => &[PAGED, ENGINE, GROUP, include_str!("kernels/prefill.cu")],
         };
         [COMMON].into_iter().chain(parts.iter().copied()).collect()
     }
