@@ -88,6 +88,8 @@ pub(crate) struct Recorder<S> {
     refusal: Option<AbiError>,
     /// An error that the call it came up in could not report.
     unreported: Option<AbiError>,
+    /// The device has more to do than the host: launches are submitted as they come, and not remembered.
+    is_busy: bool,
     figures: Figures,
 }
 
@@ -111,6 +113,7 @@ impl<S: Submitter> Recorder<S> {
             proven: 0,
             refusal: None,
             unreported: None,
+            is_busy: false,
             figures: Figures::default(),
         }
     }
@@ -127,7 +130,7 @@ impl<S: Submitter> Recorder<S> {
     pub(crate) fn push(&mut self, launch: &Launch<'_>) -> Result<()> {
         self.report()?;
         self.figures.launches += 1;
-        if self.bounds.longest == 0 {
+        if self.bounds.longest == 0 || self.is_busy {
             return self.submitter.launch(launch);
         }
         self.tape.push(launch);
@@ -151,6 +154,20 @@ impl<S: Submitter> Recorder<S> {
             self.learn();
             self.next_segment();
         }
+        Ok(())
+    }
+
+    /// Says whether what follows keeps the device busy for longer than the host takes to submit it, as prompts do. They
+    /// hardly ever come again, and programs of them would only take the place of those of answers.
+    pub(crate) fn set_busy(&mut self, is_busy: bool) -> Result<()> {
+        if is_busy == self.is_busy {
+            return Ok(());
+        }
+        if self.tape.len() > 0 && !self.at_once {
+            self.launch_held()?;
+        }
+        self.restart();
+        self.is_busy = is_busy;
         Ok(())
     }
 

@@ -214,6 +214,11 @@ impl Queue {
         })
     }
 
+    /// Says whether what follows keeps the device busy for longer than the host takes to submit it.
+    pub(crate) fn set_busy(&self, is_busy: bool) -> Result<()> {
+        self.recorder().set_busy(is_busy)
+    }
+
     /// Submits what is held back.
     pub(crate) fn submit(&self) -> Result<()> {
         self.recorder().submit()

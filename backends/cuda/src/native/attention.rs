@@ -64,6 +64,7 @@ unsafe fn attend(
     let Some(call) = Call::read(&device, state, args, rotate)? else {
         return Ok(None);
     };
+    state.queue.set_busy(call.sizes.rows > IDLE_ROWS)?;
     // SAFETY: forwarded to the caller.
     let lengths = unsafe { Lengths::of(args, call.sizes.rows) };
     let (t, out) = state.output(&device, call.dtype, call.q.shape())?;
@@ -80,6 +81,9 @@ unsafe fn attend(
         device.retain(args.v_pool)?,
     ]))
 }
+
+/// Rows of a step up to which the device may have to wait for the host.
+const IDLE_ROWS: i32 = 256;
 
 /// Query heads of a block: the most of those that a kernel is compiled for, up to `most`.
 fn group_of(per_key: u32, most: u32) -> u32 {

@@ -161,6 +161,35 @@ fn what_never_comes_again_is_submitted_at_once_and_makes_nothing() {
 }
 
 #[test]
+fn prompts_are_not_remembered_and_take_no_program_from_answers() {
+    let (mut recorder, seen) = recorder(Bounds::new(64));
+    for _ in 0..3 {
+        step(&mut recorder, 0..185);
+    }
+    let made = seen.borrow().made;
+    for prompt in 0..100 {
+        // The first launches of a step come before it is known what it is.
+        for id in 0..5 {
+            push(&mut recorder, id).unwrap();
+        }
+        recorder.set_busy(true).unwrap();
+        step(
+            &mut recorder,
+            (0..2).flat_map(|_| 1_000 + prompt % 3..1_300),
+        );
+    }
+    assert_eq!(seen.borrow().made, made);
+    let replays = seen.borrow().replays;
+    for id in 0..5 {
+        push(&mut recorder, id).unwrap();
+    }
+    recorder.set_busy(false).unwrap();
+    step(&mut recorder, 5..185);
+    step(&mut recorder, 0..185);
+    assert_eq!(seen.borrow().replays, replays + 5);
+}
+
+#[test]
 fn a_step_that_goes_on_differently_is_submitted_as_it_is() {
     let (mut recorder, seen) = recorder(Bounds::new(64));
     step(&mut recorder, 0..10);
@@ -427,12 +456,13 @@ fn closing_submits_and_lets_go_of_everything() {
 #[derive(Debug, Clone)]
 enum Act {
     Launch(u64),
+    Busy(bool),
     Border,
 }
 
 /// Steps that mostly come again: a few patterns, each repeated, some with a change in the middle.
 fn acts() -> impl Strategy<Value = Vec<Act>> {
-    let act = prop_oneof![12 => (0_u64..40).prop_map(Act::Launch), 1 => Just(Act::Border)];
+    let act = prop_oneof![12 => (0_u64..40).prop_map(Act::Launch), 1 => Just(Act::Border), 1 => any::<bool>().prop_map(Act::Busy)];
     let pattern = proptest::collection::vec(act, 1..60);
     let patterns = proptest::collection::vec(pattern, 1..4);
     let order = proptest::collection::vec(
@@ -472,6 +502,7 @@ proptest! {
                     push(&mut recorder, id).unwrap();
                     push(&mut plain, id).unwrap();
                 }
+                Act::Busy(is_busy) => recorder.set_busy(is_busy).unwrap(),
                 Act::Border => {
                     recorder.submit().unwrap();
                     // Whatever comes after the border finds everything before it submitted.
