@@ -25,13 +25,17 @@ impl Drop for Inner {
 
 /// A tensor of a backend. Cloning shares it.
 #[derive(Clone)]
-pub struct Tensor(Rc<Inner>);
+pub struct Tensor {
+    /// As `inner` has it: a step reads the handles of all weights, which memory elsewhere would make it wait for.
+    handle: Handle,
+    inner: Rc<Inner>,
+}
 
 impl core::fmt::Debug for Tensor {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         match self.info() {
             Ok(info) => write!(f, "Tensor({} {:?})", info.dtype.name(), info.shape()),
-            Err(_) => write!(f, "Tensor(stale {:#x})", self.0.handle.0),
+            Err(_) => write!(f, "Tensor(stale {:#x})", self.handle.0),
         }
     }
 }
@@ -59,11 +63,15 @@ elements! {
 impl Tensor {
     /// Takes over a handle that an operation returned.
     pub(crate) fn from_handle(backend: &Backend, handle: Handle) -> Self {
-        Self(Rc::new(Inner {
+        let inner = Inner {
             backend: backend.clone(),
             handle,
             info: OnceCell::new(),
-        }))
+        };
+        Self {
+            handle,
+            inner: Rc::new(inner),
+        }
     }
 
     /// Takes over one reference to `handle`.
@@ -82,13 +90,13 @@ impl Tensor {
 
     /// A handle with its own reference, for giving away.
     pub(crate) fn into_handle(self) -> Result<Handle> {
-        command!(self.0.backend.table(), retain, self.0.handle)?;
-        Ok(self.0.handle)
+        command!(self.inner.backend.table(), retain, self.handle)?;
+        Ok(self.handle)
     }
 
     /// The handle, valid as long as the tensor lives.
     pub fn handle(&self) -> Handle {
-        self.0.handle
+        self.handle
     }
 
     /// The handle of an optional tensor.
@@ -98,17 +106,17 @@ impl Tensor {
 
     /// The backend it lives on.
     pub fn backend(&self) -> &Backend {
-        &self.0.backend
+        &self.inner.backend
     }
 
     /// Shape and dtype.
     pub fn info(&self) -> Result<TensorInfo> {
-        if let Some(info) = self.0.info.get() {
+        if let Some(info) = self.inner.info.get() {
             return Ok(*info);
         }
         let mut info = TensorInfo::ZERO;
-        command!(self.0.backend.table(), info, self.0.handle, &mut info)?;
-        Ok(*self.0.info.get_or_init(|| info))
+        command!(self.inner.backend.table(), info, self.handle, &mut info)?;
+        Ok(*self.inner.info.get_or_init(|| info))
     }
 
     /// Dimensions.

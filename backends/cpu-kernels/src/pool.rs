@@ -3,6 +3,7 @@
 //! A decode step has hundreds of jobs a few microseconds apart; sleeping between them would cost
 //! more than the jobs. Workers spin for a bounded time and then sleep until the next job.
 
+use core::cell::UnsafeCell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
@@ -13,20 +14,43 @@ const SPIN_ROUNDS: usize = 30_000;
 
 type Job = dyn Fn(usize) + Sync;
 
-/// What the workers look at.
+/// What the workers look at. Who writes a field decides whose line of a cache it is in: a hand-over moves two lines from one core to
+/// another, one there and one back.
 struct Shared {
+    posted: Posted,
+    running: Running,
+    sleep: Sleep,
+}
+
+/// Written by the pool's owner, between jobs.
+#[repr(align(128))]
+struct Posted {
     /// Number of the current job; a change means that there is one.
     epoch: AtomicUsize,
-    /// The job of the current epoch. Valid from the epoch's start until `running` is 0.
-    job: Mutex<Option<JobPointer>>,
+    /// The job of the current epoch.
+    job: UnsafeCell<Option<JobPointer>>,
+    stop: AtomicBool,
+}
+
+// SAFETY: `job` is written while `running` is 0, when no worker reads it: a worker reads it after it saw a new epoch, which is
+// stored after the job, and before it counts itself out of `running`.
+unsafe impl Sync for Posted {}
+
+/// Written by workers.
+#[repr(align(128))]
+struct Running {
     /// Workers that have not finished the current job.
-    running: AtomicUsize,
+    workers: AtomicUsize,
+    panicked: AtomicBool,
+}
+
+/// Written by workers that have nothing to do for long.
+#[repr(align(128))]
+struct Sleep {
     /// Workers that sleep.
     sleepers: AtomicUsize,
     wake: Condvar,
     gate: Mutex<()>,
-    stop: AtomicBool,
-    panicked: AtomicBool,
 }
 
 #[derive(Clone, Copy)]
@@ -45,14 +69,20 @@ impl Pool {
     /// A pool of `threads` threads in all, the caller's included; at least one.
     pub fn new(threads: usize) -> std::io::Result<Self> {
         let shared = Arc::new(Shared {
-            epoch: AtomicUsize::new(0),
-            job: Mutex::new(None),
-            running: AtomicUsize::new(0),
-            sleepers: AtomicUsize::new(0),
-            wake: Condvar::new(),
-            gate: Mutex::new(()),
-            stop: AtomicBool::new(false),
-            panicked: AtomicBool::new(false),
+            posted: Posted {
+                epoch: AtomicUsize::new(0),
+                job: UnsafeCell::new(None),
+                stop: AtomicBool::new(false),
+            },
+            running: Running {
+                workers: AtomicUsize::new(0),
+                panicked: AtomicBool::new(false),
+            },
+            sleep: Sleep {
+                sleepers: AtomicUsize::new(0),
+                wake: Condvar::new(),
+                gate: Mutex::new(()),
+            },
         });
         let workers = (1..threads.max(1))
             .map(|index| {
@@ -77,29 +107,36 @@ impl Pool {
         if self.workers.is_empty() {
             return catch_unwind(AssertUnwindSafe(|| job(0))).is_ok();
         }
-        let shared = &*self.shared;
+        let Shared {
+            posted,
+            running,
+            sleep,
+        } = &*self.shared;
         // SAFETY: only the lifetime is erased; the wait below outlasts every use.
         let pointer = JobPointer(unsafe {
             core::mem::transmute::<*const (dyn Fn(usize) + Sync + '_), *const Job>(job)
         });
-        *shared.job.lock().unwrap_or_else(PoisonError::into_inner) = Some(pointer);
-        shared.panicked.store(false, Ordering::Relaxed);
-        shared.running.store(self.workers.len(), Ordering::Relaxed);
-        shared.epoch.fetch_add(1, Ordering::SeqCst);
-        if shared.sleepers.load(Ordering::SeqCst) > 0 {
-            let _gate = shared.gate.lock().unwrap_or_else(PoisonError::into_inner);
-            shared.wake.notify_all();
+        // SAFETY: the last job's wait has seen that no worker runs, so none reads this before the epoch changes.
+        unsafe { *posted.job.get() = Some(pointer) };
+        if running.panicked.load(Ordering::Relaxed) {
+            running.panicked.store(false, Ordering::Relaxed);
+        }
+        running.workers.store(self.workers.len(), Ordering::Relaxed);
+        posted.epoch.fetch_add(1, Ordering::SeqCst);
+        if sleep.sleepers.load(Ordering::SeqCst) > 0 {
+            let _gate = sleep.gate.lock().unwrap_or_else(PoisonError::into_inner);
+            sleep.wake.notify_all();
         }
         let own = catch_unwind(AssertUnwindSafe(|| job(0))).is_ok();
         let mut rounds = 0usize;
-        while shared.running.load(Ordering::Acquire) > 0 {
+        while running.workers.load(Ordering::Acquire) > 0 {
             rounds += 1;
             if rounds.is_multiple_of(4096) {
                 std::thread::yield_now();
             }
             core::hint::spin_loop();
         }
-        own && !shared.panicked.load(Ordering::Relaxed)
+        own && !running.panicked.load(Ordering::Relaxed)
     }
 
     /// Splits `[0, items)` over the threads in ranges whose starts are multiples of `step`, and
@@ -149,15 +186,12 @@ impl Pool {
 
 impl Drop for Pool {
     fn drop(&mut self) {
-        self.shared.stop.store(true, Ordering::SeqCst);
-        self.shared.epoch.fetch_add(1, Ordering::SeqCst);
+        let Shared { posted, sleep, .. } = &*self.shared;
+        posted.stop.store(true, Ordering::SeqCst);
+        posted.epoch.fetch_add(1, Ordering::SeqCst);
         {
-            let _gate = self
-                .shared
-                .gate
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner);
-            self.shared.wake.notify_all();
+            let _gate = sleep.gate.lock().unwrap_or_else(PoisonError::into_inner);
+            sleep.wake.notify_all();
         }
         for worker in self.workers.drain(..) {
             // Jobs' panics are caught in the worker.
@@ -170,43 +204,44 @@ fn work(shared: &Shared, index: usize) {
     let mut seen = 0;
     loop {
         seen = wait(shared, seen);
-        if shared.stop.load(Ordering::SeqCst) {
+        if shared.posted.stop.load(Ordering::SeqCst) {
             return;
         }
-        let job = *shared.job.lock().unwrap_or_else(PoisonError::into_inner);
+        // SAFETY: the epoch was seen, and this worker still counts as running: nobody writes the job meanwhile.
+        let job = unsafe { *shared.posted.job.get() };
         if let Some(JobPointer(job)) = job {
             // SAFETY: `run` waits for `running` to reach 0 before the job ends its life.
             let call = AssertUnwindSafe(|| unsafe { (*job)(index) });
             if catch_unwind(call).is_err() {
-                shared.panicked.store(true, Ordering::Relaxed);
+                shared.running.panicked.store(true, Ordering::Relaxed);
             }
         }
-        shared.running.fetch_sub(1, Ordering::Release);
+        shared.running.workers.fetch_sub(1, Ordering::Release);
     }
 }
 
 /// Waits until the epoch is not `seen` and gives the new one.
-fn wait(shared: &Shared, seen: usize) -> usize {
+fn wait(Shared { posted, sleep, .. }: &Shared, seen: usize) -> usize {
     for _ in 0..SPIN_ROUNDS {
-        let epoch = shared.epoch.load(Ordering::Acquire);
+        let epoch = posted.epoch.load(Ordering::Acquire);
         if epoch != seen {
             return epoch;
         }
         core::hint::spin_loop();
     }
-    let mut gate = shared.gate.lock().unwrap_or_else(PoisonError::into_inner);
-    shared.sleepers.fetch_add(1, Ordering::SeqCst);
+    let mut gate = sleep.gate.lock().unwrap_or_else(PoisonError::into_inner);
+    sleep.sleepers.fetch_add(1, Ordering::SeqCst);
     let epoch = loop {
-        let epoch = shared.epoch.load(Ordering::SeqCst);
+        let epoch = posted.epoch.load(Ordering::SeqCst);
         if epoch != seen {
             break epoch;
         }
-        gate = shared
+        gate = sleep
             .wake
             .wait(gate)
             .unwrap_or_else(PoisonError::into_inner);
     };
-    shared.sleepers.fetch_sub(1, Ordering::SeqCst);
+    sleep.sleepers.fetch_sub(1, Ordering::SeqCst);
     epoch
 }
 
@@ -234,7 +269,7 @@ mod tests {
     fn sleeping_workers_wake_up() {
         let mut pool = Pool::new(3).unwrap();
         for _ in 0..3 {
-            while pool.shared.sleepers.load(Ordering::SeqCst) < 2 {
+            while pool.shared.sleep.sleepers.load(Ordering::SeqCst) < 2 {
                 std::thread::yield_now();
             }
             let ran = AtomicUsize::new(0);

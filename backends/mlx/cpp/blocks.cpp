@@ -45,10 +45,9 @@ Out array_in_block(const Array& base, size_t offset_bytes, uint32_t dtype, Dims 
   return keep_view(out);
 }
 
-bool has_room(uint64_t wanted, uint64_t idle) {
+bool has_room(uint64_t wanted) {
   uint64_t limit = mx::get_memory_limit();
-  uint64_t active = mx::get_active_memory();
-  uint64_t used = active - std::min(idle, active);
+  uint64_t used = mx::get_active_memory();
   auto tensor = tensor_limit_bytes();
   return (limit == 0 || (used <= limit && wanted <= limit - used)) && (tensor == 0 || wanted <= tensor);
 }

@@ -16,6 +16,6 @@ Out adopt_block(size_t buffer, size_t bytes);
 // A row-major array over a part of an adopted block.
 Out array_in_block(const Array& base, size_t offset_bytes, uint32_t dtype, Dims dims);
 // Whether so many bytes may be taken: neither the limit of memory nor that of a tensor is in the way.
-bool has_room(uint64_t wanted, uint64_t idle);
+bool has_room(uint64_t wanted);
 
 } // namespace mlxcel

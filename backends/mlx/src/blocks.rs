@@ -13,8 +13,6 @@ use cxx::UniquePtr;
 use crate::args::Result;
 use crate::bridge::Array;
 
-pub(crate) use ffi::has_room;
-
 #[cxx::bridge(namespace = "mlxcel")]
 mod ffi {
     /// The allocator's name of the memory, and where it begins.
@@ -41,8 +39,8 @@ mod ffi {
             dtype: u32,
             dims: &[i64],
         ) -> Result<UniquePtr<Array>>;
-        /// Whether `wanted` bytes more are within the limits when `idle` bytes of those in use are free.
-        fn has_room(wanted: u64, idle: u64) -> bool;
+        /// Whether `wanted` bytes more are within the limits.
+        fn has_room(wanted: u64) -> bool;
     }
 }
 
@@ -135,6 +133,7 @@ impl Blocks {
     }
 
     /// Bytes of what is kept.
+    #[inline]
     pub(crate) fn idle_bytes(&self) -> u64 {
         self.idle_bytes
     }
@@ -153,12 +152,16 @@ impl Blocks {
         self.idle_bytes = 0;
     }
 
-    /// A block of at least `bytes` bytes that nobody else has, none when there is no memory.
+    /// A block of at least `bytes` bytes that nobody else has, none when there is no memory. What is idle counts as used where
+    /// limits are looked at, so that taking it needs no look.
     pub(crate) fn take(&mut self, bytes: usize) -> Result<Option<Rc<Block>>> {
         let (class, bytes) = class_of(bytes);
         if let Some(block) = self.idle.get_mut(class).and_then(Vec::pop) {
             self.idle_bytes -= block.bytes as u64;
             return Ok(Some(block));
+        }
+        if !ffi::has_room(bytes as u64) {
+            return Ok(None);
         }
         Ok(Block::new(bytes)?.map(Rc::new))
     }

@@ -1,6 +1,6 @@
 //! One opened backend: its thread, its tensors and what it was opened with.
 
-use core::cell::RefCell;
+use core::cell::{Cell, RefCell};
 use core::ffi::c_void;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::Mutex;
@@ -29,6 +29,8 @@ pub(crate) struct Context {
     pub(crate) total_bytes: u64,
     pub(crate) tensors: RefCell<Tensors>,
     pub(crate) blocks: RefCell<Blocks>,
+    /// How many entries that somebody watches have ended.
+    pub(crate) watched_ends: Cell<u64>,
     pub(crate) memo: RefCell<UniquePtr<Memo>>,
     host: Option<HostApi>,
     owner: u64,
@@ -70,6 +72,7 @@ impl Context {
             total_bytes,
             tensors: RefCell::default(),
             blocks: RefCell::new(Blocks::new(most_idle_bytes)),
+            watched_ends: Cell::new(0),
             memo: RefCell::new(memo),
             host,
             owner: this_thread(),
@@ -151,6 +154,9 @@ impl Context {
         };
         let ended = tensors.release(t)?;
         drop(tensors);
+        if ended.as_ref().is_some_and(Entry::is_watched) {
+            self.watched_ends.set(self.watched_ends.get() + 1);
+        }
         if let Some(block) = ended.and_then(Entry::into_block) {
             self.blocks.borrow_mut().put_back(block);
         }

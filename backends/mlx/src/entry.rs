@@ -30,6 +30,7 @@ struct Form {
     dtype: u8,
     ndim: u8,
     order: Order,
+    is_watched: bool,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -48,6 +49,7 @@ const UNKNOWN: Form = Form {
     dtype: 0,
     ndim: 0,
     order: Order::Unknown,
+    is_watched: false,
 };
 
 impl Form {
@@ -190,6 +192,19 @@ impl Entry {
     pub(crate) fn known(&self) -> Option<View> {
         let form = self.form.get();
         (form.order != Order::Unknown).then(|| form.view())
+    }
+
+    /// Has the end of the entry be told. False where the memory is not known, which can then change.
+    pub(crate) fn watch(&self) -> bool {
+        let mut form = self.form.get();
+        form.is_watched = form.order != Order::Unknown;
+        self.form.set(form);
+        form.is_watched
+    }
+
+    /// Whether somebody wants to know of the entry's end.
+    pub(crate) fn is_watched(&self) -> bool {
+        self.form.get().is_watched
     }
 
     /// The memory. Computes the array first when it is not yet.

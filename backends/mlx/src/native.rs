@@ -57,21 +57,25 @@ impl View {
     }
 
     /// Dimensions.
+    #[inline]
     pub fn shape(&self) -> &[i64] {
         self.dims.get(..self.ndim).unwrap_or_default()
     }
 
     /// Distance of neighbours along each axis, in elements.
+    #[inline]
     pub fn strides(&self) -> &[i64] {
         self.strides.get(..self.ndim).unwrap_or_default()
     }
 
     /// Number of elements.
+    #[inline]
     pub fn len(&self) -> usize {
         self.shape().iter().product::<i64>().max(0) as usize
     }
 
     /// Whether there are no elements.
+    #[inline]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -86,6 +90,7 @@ impl View {
     /// # Safety
     /// The view is contiguous and of `T`'s type, the tensor lives for `'a`, and nobody writes to it
     /// meanwhile.
+    #[inline]
     pub unsafe fn as_slice<'a, T>(&self) -> &'a [T] {
         if self.data.is_null() {
             return &[];
@@ -98,6 +103,7 @@ impl View {
     ///
     /// # Safety
     /// As for [`View::as_slice`], and nobody else reads or writes meanwhile.
+    #[inline]
     pub unsafe fn as_mut_slice<'a, T>(&self) -> &'a mut [T] {
         if self.data.is_null() {
             return &mut [];
@@ -135,6 +141,18 @@ impl<'a> Native<'a> {
             entry.view()
         })();
         found.map_err(|fault| fault.named("view"))
+    }
+
+    /// Has [`Native::watched_ends`] change when the tensor ends. False where its memory is not to be remembered.
+    pub fn watch(&self, t: Tensor) -> Result<bool> {
+        Ok(self.context.tensors.borrow().get(t)?.watch())
+    }
+
+    /// Which backend this is, and a number that is another one after a watched tensor has ended: what was remembered of watched
+    /// tensors holds as long as both are the same.
+    pub fn watched_ends(&self) -> (usize, u64) {
+        let context: *const Context = self.context;
+        (context as usize, self.context.watched_ends.get())
     }
 
     /// Whether the memory in use is within the limit.
@@ -182,11 +200,7 @@ impl<'a> Native<'a> {
         if bytes == 0 || bytes > blocks::MOST_BYTES as u64 {
             return Ok(None);
         }
-        let mut kept = self.context.blocks.borrow_mut();
-        if !blocks::has_room(bytes, kept.idle_bytes()) {
-            return Ok(None);
-        }
-        kept.take(bytes as usize)
+        self.context.blocks.borrow_mut().take(bytes as usize)
     }
 
     /// The memory of a contiguous tensor under another shape. The caller checked that the number of

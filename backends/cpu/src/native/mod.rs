@@ -16,6 +16,7 @@ mod movement;
 mod ordering;
 mod products;
 mod recurrent;
+mod remembered;
 mod rotated;
 mod routing;
 mod rows;
@@ -118,6 +119,7 @@ fn install(table: &mut BackendOps, settings: &KernelSettings) -> Result<()> {
 
 fn remove(ctx: *mut c_void) {
     STATES.with_borrow_mut(|states| states.retain(|state| state.ctx != ctx as usize));
+    remembered::forget();
 }
 
 /// What a kernel made of a call.

@@ -11,7 +11,7 @@ use mlxcel_cpu_kernels::qmatmul::{self, Precision};
 use mlxcel_cpu_kernels::{Isa, QuantizedMatrix, Scales, dense, gemm_integers};
 
 use super::centred::{expanded, expanded_product, is_centred};
-use super::{State, filled, floats, slot};
+use super::{State, filled, floats, remembered, slot};
 
 pub(super) fn install(table: &mut BackendOps) {
     table.quantized_matmul = quantized_matmul;
@@ -62,11 +62,33 @@ unsafe fn scales<'a>(view: &View) -> Option<Scales<'a>> {
     }
 }
 
-/// The matrix behind a quantised weight of rank `rank` or more, all leading axes as rows.
+/// The matrix behind a quantised weight of rank 2 or more, all leading axes as rows.
 ///
 /// # Safety
 /// The tensors must live for `'a`.
 pub(super) unsafe fn matrix<'a>(
+    native: &Native<'_>,
+    w: &QuantizedWeight,
+    only_two: bool,
+) -> Result<Option<QuantizedMatrix<'a>>> {
+    // SAFETY: forwarded to the caller.
+    unsafe {
+        if let Some(matrix) = remembered::find(native, w, only_two) {
+            return Ok(Some(matrix));
+        }
+        let made = resolved(native, w, only_two)?;
+        if let Some(matrix) = &made {
+            remembered::keep(native, w, only_two, matrix)?;
+        }
+        Ok(made)
+    }
+}
+
+/// As [`matrix`], from the tensors.
+///
+/// # Safety
+/// As for [`matrix`].
+unsafe fn resolved<'a>(
     native: &Native<'_>,
     w: &QuantizedWeight,
     only_two: bool,

@@ -52,6 +52,8 @@ plain_slots! {
             return Err(AbiError::unimplemented(format!("wired_limit_bytes: {name} cannot wire memory down")).into());
         }
         apply(context.description, context.total_bytes, limits.limit_bytes, limits.cache_limit_bytes)?;
+        // Idle blocks are taken without a look at limits.
+        context.blocks.borrow_mut().clear();
         if limits.cache_limit_bytes != KEEP {
             context.blocks.borrow_mut().set_most(idle_bytes(context.description, limits.cache_limit_bytes));
         }
@@ -110,17 +112,17 @@ fn figures_of(context: &Context) -> Result<MemoryFigures> {
 }
 
 /// Refuses work that would allocate `wanted` more bytes than the limit leaves. Buffers kept for
-/// reuse go first.
+/// reuse go first; idle blocks count as used until then, since they are taken without a look.
 pub(crate) fn check_room(context: &Context, wanted: u64) -> Result<()> {
     let over = |figures: &MemoryFigures| {
         figures.limit > 0 && used_bytes(figures).saturating_add(wanted) > figures.limit
     };
-    if !over(&figures_of(context)?) {
+    if !over(&bridge::memory_figures()?) {
         return Ok(());
     }
     context.blocks.borrow_mut().clear();
     bridge::clear_cache()?;
-    let figures = figures_of(context)?;
+    let figures = bridge::memory_figures()?;
     if !over(&figures) {
         return Ok(());
     }
