@@ -4,6 +4,8 @@ use crate::simd::{Simd, up_to_four};
 
 /// A stored number.
 pub(crate) trait Factor: Copy {
+    /// Whether nibbles beside it are numbers of e2m1.
+    const IS_OF_FLOATS: bool = false;
     /// Spreads the first `n` (at most four) elements over the lanes, see [`Simd::spread`].
     unsafe fn spread<S: Simd>(of: *const Self, n: usize, places: S::Places) -> S;
     /// Loads the first `n` lanes, the rest is 0.
@@ -26,6 +28,7 @@ pub(crate) struct Bf16(u16);
 pub(crate) struct E8m0(u8);
 
 impl Factor for E8m0 {
+    const IS_OF_FLOATS: bool = true;
     #[inline(always)]
     unsafe fn spread<S: Simd>(of: *const E8m0, n: usize, places: S::Places) -> S {
         // SAFETY: n elements are read.

@@ -10,16 +10,19 @@
     reason = "rows and columns of register tiles are indices into several arrays at once"
 )]
 
-use std::sync::{Mutex, PoisonError};
+mod joint;
+
+use std::sync::Mutex;
 
 use crate::Isa;
 use crate::aligned::Aligned;
 use crate::isa::dispatch_bytes;
 use crate::pool::Pool;
-use crate::qmatmul::{self, Activation, Needs, Precision, Prepared, QUANT_GROUP, row_codes};
+use crate::qmatmul::{self, Activation, Precision, Prepared, QUANT_GROUP, Target, row_codes};
 use crate::quantized::QuantizedMatrix;
 use crate::simd::Simd;
 use crate::simd::bytes::Bytes;
+pub use joint::matmul_all;
 
 /// Scratch of one thread, kept between calls.
 #[derive(Debug, Default)]
@@ -375,10 +378,6 @@ fn panel_rows(isa: Isa, precision: Precision) -> usize {
     qmatmul::lanes(isa, precision) * vectors
 }
 
-struct SendPtr(*mut f32);
-// SAFETY: panels write disjoint columns of the result.
-unsafe impl Sync for SendPtr {}
-
 /// `y[m, rows] = x[m, columns] @ w.T` with rounded activations. False when a kernel panicked.
 ///
 /// # Panics
@@ -399,42 +398,14 @@ pub fn matmul(
     prepared: &mut Prepared,
     scratch: &[Mutex<Scratch>],
 ) -> bool {
-    let m = x.len() / w.columns();
-    assert!(x.len() == m * w.columns() && y.len() == m * w.rows());
-    assert!(scratch.len() >= pool.threads() && precision != Precision::Exact);
-    let mut needs = Needs {
-        panel: true,
-        middle: middle(w),
-        ..Needs::default()
-    };
-    needs.add_sums(w.group());
-    if !prepared.fill(isa, precision, pool, x, w.columns(), needs) {
-        return false;
-    }
-    let lanes = panel_rows(isa, precision);
-    let out = SendPtr(y.as_mut_ptr());
-    let (out, prepared) = (&out, &*prepared);
-    pool.share(w.rows().div_ceil(lanes), &|thread, index| {
-        let first = index * lanes;
-        let job = Job {
-            isa,
-            w,
-            x: prepared,
-            first,
-            n: lanes.min(w.rows() - first),
-            y: out.0,
-        };
-        let mut scratch = scratch[thread]
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
-        // SAFETY: `isa` was detected; shapes were checked; columns of panels are disjoint.
-        unsafe {
-            match precision {
-                Precision::Int8 => run::<i8>(isa, job, &mut scratch),
-                _ => run::<i16>(isa, job, &mut scratch),
-            }
-        }
-    })
+    matmul_all(
+        (isa, precision),
+        pool,
+        x,
+        &mut [Target { w: *w, y }],
+        prepared,
+        scratch,
+    )
 }
 
 #[cfg(test)]

@@ -3,7 +3,7 @@
 //! `w = scale * q + bias`, or `w = scale * (q - 2^(bits - 1))` where it is centred; element i of a row is the `bits` bits at bit `i * bits` of the row's
 //! little-endian bit stream. Matrices in mxfp4 (see `qmatmul::mxfp4`) are of this kind, too, once their nibbles are codes.
 
-use crate::qmatmul::mxfp4;
+use crate::qmatmul::{Precision, mxfp4};
 
 /// Scales or biases, one per group of a row.
 #[derive(Debug, Clone, Copy)]
@@ -230,6 +230,11 @@ impl<'a> QuantizedMatrix<'a> {
     /// of 32 or more. Other codes are spread to a byte each.
     pub(crate) fn has_nibbles(&self) -> bool {
         self.bits == 4 && self.group >= 32 && !self.is_mxfp4()
+    }
+
+    /// Whether kernels for few rows read its packed nibbles. Exact ones have a table of the numbers of mxfp4 at hand.
+    pub(crate) fn reads_nibbles(&self, precision: Precision) -> bool {
+        self.has_nibbles() || (self.is_mxfp4() && precision == Precision::Exact)
     }
 
     /// Elements of a group.

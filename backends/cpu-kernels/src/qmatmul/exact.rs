@@ -118,7 +118,11 @@ unsafe fn block<S: Simd, K: Factor, const R: usize, const M: usize, const WHOLE:
                     xs[m] = S::load(x.add(m * stride + $j * S::LANES));
                 }
                 for r in 0..R {
-                    let q = S::nibble::<$j>(packed[r]);
+                    let q = if K::IS_OF_FLOATS {
+                        S::float_nibble::<$j>(packed[r])
+                    } else {
+                        S::nibble::<$j>(packed[r])
+                    };
                     if M <= 2 {
                         for m in 0..M {
                             part[r][m] = q.mul_add(xs[m], part[r][m]);

@@ -40,7 +40,7 @@ pub fn matmul_grouped(
             inputs[*input].len() == m * t.w.columns() && (*width == 0 || *width == t.w.columns())
         );
         *width = t.w.columns();
-        needs.add(t.w.has_nibbles(), t.w.group());
+        needs.add(&t.w, precision);
         columns += t.w.columns();
     }
     if prepared.len() < inputs.len() {

@@ -24,7 +24,7 @@ pub struct Results<'a> {
 }
 
 impl Results<'_> {
-    pub(super) fn new(targets: &mut [Target<'_>]) -> Self {
+    pub(crate) fn new(targets: &mut [Target<'_>]) -> Self {
         let outs = targets
             .iter_mut()
             .map(|t| (SendPtr(t.y.as_mut_ptr()), t.y.len()));
@@ -35,7 +35,7 @@ impl Results<'_> {
     }
 
     /// First element of the result of a target; null where there is none.
-    pub(super) fn first(&self, target: usize) -> *mut f32 {
+    pub(crate) fn first(&self, target: usize) -> *mut f32 {
         self.outs
             .get(target)
             .map_or(core::ptr::null_mut(), |(out, _)| out.0)
@@ -87,7 +87,7 @@ pub fn matmul_then(
     for t in targets.iter() {
         assert!(takes(m, &t.w) && t.w.columns() == columns && t.y.len() == m * t.w.rows());
         assert!(division == Division::InTurn || t.w.rows() == rows);
-        needs.add(t.w.has_nibbles(), t.w.group());
+        needs.add(&t.w, precision);
         total += t.w.rows().next_multiple_of(QUAD);
     }
     if !prepared.fill(isa, precision, pool, x, columns, needs) {

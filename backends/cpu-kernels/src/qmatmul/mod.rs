@@ -116,7 +116,7 @@ pub fn matmul(
     let mut total = 0;
     for t in targets.iter() {
         assert!(takes(m, &t.w) && t.w.columns() == columns && t.y.len() == m * t.w.rows());
-        needs.add(t.w.has_nibbles(), t.w.group());
+        needs.add(&t.w, precision);
         total += t.w.rows().next_multiple_of(QUAD);
     }
     assert!(x.len() == m * columns);

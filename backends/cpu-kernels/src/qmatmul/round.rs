@@ -11,7 +11,8 @@ use crate::isa::dispatch;
 use crate::pool::Pool;
 use crate::simd::Simd;
 
-use super::order;
+use super::{Precision, order};
+use crate::quantized::QuantizedMatrix;
 
 /// Activations that share a scale.
 pub const QUANT_GROUP: usize = 32;
@@ -88,10 +89,11 @@ pub(crate) struct Needs {
 
 impl Needs {
     /// For few rows of `x`.
-    pub(crate) fn add(&mut self, has_nibbles: bool, group: usize) {
-        self.four |= has_nibbles;
-        self.bytes |= !has_nibbles;
-        self.add_sums(group);
+    pub(crate) fn add(&mut self, w: &QuantizedMatrix<'_>, precision: Precision) {
+        self.four |= w.reads_nibbles(precision);
+        // Those of mxfp4 are spread to bytes where their exponents are extreme.
+        self.bytes |= !w.has_nibbles();
+        self.add_sums(w.group());
     }
 
     /// The sums alone.

@@ -136,7 +136,8 @@ pub(crate) unsafe fn run<K: Factor>(
     let w = share.w;
     let bits = w.bits();
     let floats = w.is_mxfp4() && mxfp4::in_registers(isa, precision);
-    let is_plain = w.has_nibbles() || bits == 8 || floats;
+    let has_nibbles = w.reads_nibbles(precision);
+    let is_plain = has_nibbles || bits == 8 || floats;
     let unpacker = match precision {
         Precision::Exact => None,
         _ if is_plain || w.is_mxfp4() => None,
@@ -177,7 +178,7 @@ pub(crate) unsafe fn run<K: Factor>(
                 unpacker,
                 floats,
             };
-            if w.has_nibbles() {
+            if has_nibbles {
                 at.all::<true>(isa, precision, n);
             } else {
                 at.all::<false>(isa, precision, n);
@@ -347,7 +348,12 @@ pub(crate) unsafe fn products<
         };
         let lanes = P::F::LANES;
         let factor = P::F::splat(w.bias_factor());
-        let mut g = 0;
+        // Nibbles that are numbers have their signs.
+        let mut g = if NIBBLES && K::IS_OF_FLOATS {
+            groups
+        } else {
+            0
+        };
         while g < groups {
             let n = (groups - g).min(lanes);
             let mut sums = [P::F::zero(); M];

@@ -134,6 +134,24 @@ impl Simd for Avx2 {
         }
     }
     #[inline(always)]
+    unsafe fn float_nibble<const INDEX: u32>(words: Self) -> Self {
+        // A permutation by index looks at the low three bits, and the fourth is the sign.
+        // SAFETY: see above.
+        unsafe {
+            let sizes = _mm256_setr_ps(0.0, 1.0, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0);
+            let shifted = _mm256_srl_epi32(
+                _mm256_castps_si256(words.0),
+                _mm_cvtsi32_si128(4 * INDEX as i32),
+            );
+            let sign = _mm256_and_si256(
+                _mm256_slli_epi32::<28>(shifted),
+                _mm256_set1_epi32(i32::MIN),
+            );
+            let size = _mm256_permutevar8x32_ps(sizes, shifted);
+            Self(_mm256_or_ps(size, _mm256_castsi256_ps(sign)))
+        }
+    }
+    #[inline(always)]
     unsafe fn spread(of: *const f32, places: __m256i) -> Self {
         // SAFETY: see above.
         unsafe { spread_four(_mm_loadu_ps(of), places) }

@@ -146,6 +146,22 @@ impl Simd for Avx512 {
         }
     }
     #[inline(always)]
+    unsafe fn float_nibble<const INDEX: u32>(words: Self) -> Self {
+        // As above.
+        // SAFETY: see above.
+        unsafe {
+            let table = _mm512_setr_ps(
+                0.0, 1.0, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 0.0, -1.0, -2.0, -3.0, -4.0, -6.0, -8.0,
+                -12.0,
+            );
+            let shifted = _mm512_srl_epi32(
+                _mm512_castps_si512(words.0),
+                _mm_cvtsi32_si128(4 * INDEX as i32),
+            );
+            Self(_mm512_permutexvar_ps(shifted, table))
+        }
+    }
+    #[inline(always)]
     unsafe fn spread(of: *const f32, places: __m512i) -> Self {
         // SAFETY: see above.
         unsafe { spread_four(_mm_loadu_ps(of), places) }

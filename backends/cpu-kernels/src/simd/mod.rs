@@ -14,6 +14,9 @@ mod bytes_neon;
 pub mod neon;
 pub mod scalar;
 
+/// Twice the numbers of e2m1: a sign, two bits of an exponent of bias 1, one of a mantissa.
+pub(crate) const E2M1: [i8; 16] = [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12];
+
 /// A vector of `LANES` f32.
 ///
 /// # Safety
@@ -75,6 +78,8 @@ pub trait Simd: Copy + 'static {
     unsafe fn load_words(from: *const u32) -> Self;
     /// Nibble `INDEX` (0 to 7) of every word, as f32.
     unsafe fn nibble<const INDEX: u32>(words: Self) -> Self;
+    /// The same as a number of e2m1, twice: [`E2M1`].
+    unsafe fn float_nibble<const INDEX: u32>(words: Self) -> Self;
     /// Lane i from element `i * groups / LANES`, for 1, 2 or 4 groups.
     unsafe fn places(groups: usize) -> Self::Places;
     /// Four elements spread over the lanes.

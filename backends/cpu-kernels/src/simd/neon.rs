@@ -163,6 +163,22 @@ impl Simd for Neon {
         }
     }
     #[inline(always)]
+    unsafe fn float_nibble<const INDEX: u32>(words: Self) -> Self {
+        // Bytes above a nibble are 0, and so is what the table has for them.
+        // SAFETY: see above.
+        unsafe {
+            let (right, mask) = (vdupq_n_s32(-4 * INDEX as i32), vdupq_n_u32(15));
+            let table = vld1q_s8(super::E2M1.as_ptr());
+            let one = |words| {
+                let shifted = vshlq_u32(vreinterpretq_u32_f32(words), right);
+                let nibbles = vreinterpretq_u8_u32(vandq_u32(shifted, mask));
+                let low = vreinterpretq_s32_s8(vqtbl1q_s8(table, nibbles));
+                vcvtq_f32_s32(vshrq_n_s32::<24>(vshlq_n_s32::<24>(low)))
+            };
+            Self(one(words.0), one(words.1))
+        }
+    }
+    #[inline(always)]
     unsafe fn spread(of: *const f32, groups: usize) -> Self {
         // SAFETY: see above.
         unsafe { spread_four(vld1q_f32(of), groups) }

@@ -90,6 +90,10 @@ impl Simd for Scalar8 {
         words.map(|w| ((w.to_bits() >> (4 * INDEX)) & 15) as f32)
     }
     #[inline(always)]
+    unsafe fn float_nibble<const INDEX: u32>(words: Self) -> Self {
+        words.map(|w| f32::from(super::E2M1[(w.to_bits() >> (4 * INDEX)) as usize & 15]))
+    }
+    #[inline(always)]
     unsafe fn spread(of: *const f32, groups: usize) -> Self {
         let mut out = [0.0; 8];
         for (i, x) in out.iter_mut().enumerate() {
