@@ -13,8 +13,8 @@ use mlxcel_abi::fused_args::{GatedMlpArgs, InputNorm, LinearWeight, ProjectArgs}
 use mlxcel_abi::ops::BackendOps;
 use mlxcel_abi::{AbiError, ErrorObj, Result, Status, Tensor};
 use mlxcel_backend_mlx::native::Native;
-use mlxcel_cpu_kernels::qmatmul::{self, Division};
-use mlxcel_cpu_kernels::{QuantizedMatrix, gemm, row};
+use mlxcel_cpu_kernels::qmatmul::{self, Division, Precision};
+use mlxcel_cpu_kernels::{QuantizedMatrix, gemm, gemm_integers, row};
 
 use super::made::Made;
 use super::products::{matrix, packed_product, plain_product, plain_weight};
@@ -108,12 +108,14 @@ unsafe extern "C" fn add_rms_norm(
     }
 }
 
+#[derive(Clone, Copy)]
 enum Weight<'a> {
     Packed(QuantizedMatrix<'a>),
     /// `[rows, columns]`.
     Plain(gemm::Weight<'a>, [usize; 2]),
 }
 
+#[derive(Clone, Copy)]
 struct Layer<'a> {
     weight: Weight<'a>,
     bias: Option<&'a [f32]>,
@@ -305,6 +307,32 @@ fn finish<'a>(
     }
 }
 
+/// [`finish`] for all of a layer's result. False when a thread panicked.
+fn finish_rows(
+    state: &mut State,
+    m: usize,
+    layer: &Layer<'_>,
+    out: &mut [f32],
+    residual: Option<&[f32]>,
+) -> bool {
+    let (width, out) = (layer.rows(), Shared::new(out));
+    (layer.bias.is_none() && residual.is_none())
+        || state.pool.split(m, 1, SERIAL_BELOW / width + 1, &|rows| {
+            for row in rows {
+                let residual = residual.map(|x| &x[row * width..(row + 1) * width]);
+                // SAFETY: the pool's ranges are disjoint.
+                let part = |_| unsafe { out.part(row * width..(row + 1) * width) };
+                finish(part, (1, width), 0..width, layer.bias, residual);
+            }
+        })
+}
+
+/// Whether kernels for panels of rounded activations take a product of `m` rows.
+fn goes_in_panels(state: &State, m: usize, w: &QuantizedMatrix<'_>) -> bool {
+    let is_rounded = state.precision != Precision::Exact && w.has_one_type();
+    is_rounded && !state.keeps_rows_apart && !state.joins(m, w)
+}
+
 /// `x` `[m, columns]` through every layer into `outs`. False when a kernel panicked.
 fn products(
     state: &mut State,
@@ -315,6 +343,7 @@ fn products(
 ) -> bool {
     let m = x.len() / layers.first().map_or(1, Layer::columns);
     let (mut targets, mut joined) = (Vec::new(), Vec::new());
+    let (mut panels, mut panel_layers) = (Vec::new(), Vec::new());
     for (layer, out) in layers.iter().zip(outs) {
         let is_joining = matches!(&layer.weight, Weight::Packed(w) if state.joins(m, w));
         if let (Weight::Packed(w), true) = (&layer.weight, is_joining) {
@@ -322,26 +351,34 @@ fn products(
             targets.push(qmatmul::Target { w: *w, y: out });
             continue;
         }
+        if let Weight::Packed(w) = &layer.weight
+            && goes_in_panels(state, m, w)
+        {
+            panel_layers.push(layer);
+            panels.push(qmatmul::Target { w: *w, y: out });
+            continue;
+        }
         let done = match &layer.weight {
             Weight::Packed(w) => packed_product(state, x, *w, out),
             Weight::Plain(w, shape) => plain_product(state, x, *w, *shape, out),
         };
-        if !done {
+        if !done || !finish_rows(state, m, layer, out, residual) {
             return false;
         }
-        let (width, out) = (layer.rows(), Shared::new(out));
-        let added = (layer.bias.is_none() && residual.is_none())
-            || state.pool.split(m, 1, SERIAL_BELOW / width + 1, &|rows| {
-                for row in rows {
-                    let residual = residual.map(|x| &x[row * width..(row + 1) * width]);
-                    // SAFETY: the pool's ranges are disjoint.
-                    let part = |_| unsafe { out.part(row * width..(row + 1) * width) };
-                    finish(part, (1, width), 0..width, layer.bias, residual);
-                }
-            });
-        if !added {
-            return false;
-        }
+    }
+    // One rounding of `x` serves all of them; their results are finished row by row, in the order of memory.
+    let done = panels.is_empty()
+        || gemm_integers::matmul_all(
+            (state.isa, state.precision),
+            &mut state.pool,
+            x,
+            &mut panels,
+            &mut state.prepared,
+            &state.rounded,
+        );
+    let mut finished = panel_layers.into_iter().zip(panels);
+    if !done || !finished.all(|(layer, t)| finish_rows(state, m, layer, t.y, residual)) {
+        return false;
     }
     let joined = &joined;
     qmatmul::matmul_then(
@@ -463,10 +500,8 @@ fn gated(
             },
         );
     }
-    let single = |state: &mut State, layer: &Layer<'_>, out: &mut [f32]| {
-        products(state, x, core::slice::from_ref(layer), vec![out], None)
-    };
-    if !single(state, gate, gate_out) || !single(state, up, up_out) {
+    let outs = vec![&mut *gate_out, &mut *up_out];
+    if !products(state, x, &[*gate, *up], outs, None) {
         return false;
     }
     let (g, u, out) = (&*gate_out, &*up_out, Shared::new(out));
