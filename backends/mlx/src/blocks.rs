@@ -71,8 +71,7 @@ pub(crate) struct Block {
 
 impl Block {
     fn new(bytes: usize) -> Result<Option<Self>> {
-        let all = bytes + ALIGNMENT;
-        let found = ffi::new_block(all)?;
+        let found = ffi::new_block(bytes + ALIGNMENT)?;
         if found.data == 0 {
             return Ok(None);
         }
@@ -86,6 +85,11 @@ impl Block {
             bytes,
             base: OnceCell::new(),
         }))
+    }
+
+    /// Bytes of the allocator's, with those before and behind the elements.
+    fn allocated_bytes(&self) -> u64 {
+        (self.bytes + ALIGNMENT) as u64
     }
 
     /// First byte.
@@ -157,10 +161,10 @@ impl Blocks {
     pub(crate) fn take(&mut self, bytes: usize) -> Result<Option<Rc<Block>>> {
         let (class, bytes) = class_of(bytes);
         if let Some(block) = self.idle.get_mut(class).and_then(Vec::pop) {
-            self.idle_bytes -= block.bytes as u64;
+            self.idle_bytes -= block.allocated_bytes();
             return Ok(Some(block));
         }
-        if !ffi::has_room(bytes as u64) {
+        if !ffi::has_room((bytes + ALIGNMENT) as u64) {
             return Ok(None);
         }
         Ok(Block::new(bytes)?.map(Rc::new))
@@ -169,13 +173,14 @@ impl Blocks {
     /// What a handle leaves when it ends: kept when it was the last, MLX never saw the block, and there
     /// is room.
     pub(crate) fn put_back(&mut self, block: Rc<Block>) {
-        let (class, bytes) = class_of(block.bytes);
+        let (class, _) = class_of(block.bytes);
+        let bytes = block.allocated_bytes();
         let is_free = Rc::strong_count(&block) == 1 && block.base.get().is_none();
-        if !is_free || self.idle_bytes + bytes as u64 > self.most_bytes {
+        if !is_free || self.idle_bytes + bytes > self.most_bytes {
             return;
         }
         if let Some(class) = self.idle.get_mut(class) {
-            self.idle_bytes += bytes as u64;
+            self.idle_bytes += bytes;
             class.push(block);
         }
     }
