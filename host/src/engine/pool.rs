@@ -46,6 +46,12 @@ impl LayerPool {
     }
 }
 
+/// Pages that a roomy pool has from the first: a sixteenth of all it may have, up to 2 GiB.
+fn first_pages(limit: usize, page_bytes: usize) -> usize {
+    const MOST_BYTES: usize = 2 << 30;
+    (limit / 16).min(MOST_BYTES / page_bytes.max(1))
+}
+
 /// Device memory of all layers' keys and values.
 pub struct KvPool {
     backend: Backend,
@@ -57,6 +63,7 @@ pub struct KvPool {
     pages: usize,
     page_size: usize,
     kv_type: KvType,
+    begins_roomy: bool,
 }
 
 impl KvPool {
@@ -70,14 +77,18 @@ impl KvPool {
             pages: 0,
             page_size,
             kv_type,
+            begins_roomy: false,
         }
+    }
+
+    /// For a device with memory of its own, where room costs nothing until it is short, and a copy stops all answers.
+    pub fn begin_roomy(&mut self) {
+        self.begins_roomy = true;
     }
 
     /// Bytes held, the same on every backend.
     pub fn bytes(&self) -> usize {
-        let of_layer = |layer: &CacheDesc| layer.bytes_per_token(self.kv_type);
-        let per_token: usize = self.layers.iter().map(of_layer).sum();
-        per_token * self.page_size * self.pages
+        self.page_bytes() * self.pages
     }
 
     /// Makes room for `pages` pages, page 0 included, but at most `limit`. Growth doubles, so that
@@ -86,7 +97,11 @@ impl KvPool {
         if pages <= self.pages {
             return Ok(());
         }
-        let target = pages.max(self.pages * 2).min(limit.max(pages));
+        let first = match self.begins_roomy {
+            true => first_pages(limit, self.page_bytes()),
+            false => 0,
+        };
+        let target = pages.max(self.pages * 2).max(first).min(limit.max(pages));
         let added = target - self.pages;
         let copies = self.pages > 0;
         let mut pools = Vec::with_capacity(self.layers.len());
@@ -148,5 +163,17 @@ impl KvPool {
             .flat_map(|pool| [pool.keys.handle(), pool.values.handle()])
             .chain(latents.iter().flatten().flat_map(LatentPool::handles))
             .collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::first_pages;
+
+    #[test]
+    fn a_roomy_pool_begins_with_a_small_part_of_its_bound() {
+        assert_eq!(first_pages(1600, 1 << 20), 100);
+        assert_eq!(first_pages(1 << 20, 4 << 20), 512);
+        assert_eq!((first_pages(15, 1), first_pages(1 << 20, 4 << 30)), (0, 0));
     }
 }

@@ -132,6 +132,9 @@ impl Runner {
     #[must_use]
     pub fn with_lookahead(mut self, lookahead: Lookahead, is_asynchronous: bool) -> Self {
         self.chooser.set_asynchronous(is_asynchronous);
+        if is_asynchronous {
+            self.pool.begin_roomy();
+        }
         self.looks_ahead = match lookahead {
             Lookahead::Auto => is_asynchronous,
             Lookahead::On => true,
