@@ -107,17 +107,6 @@ thread_local! {
     static STATES: RefCell<Vec<State>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Has MLX submit its kernels one by one, unless the variable says otherwise. It makes a graph of what it evaluates at once, which
-/// pays for a whole step; between kernels of ours that is a single product, whose graph takes the host longer than the device.
-fn submit_directly() {
-    const GRAPHS: &str = "MLX_USE_CUDA_GRAPHS";
-    if std::env::var_os(GRAPHS).is_none() {
-        // SAFETY: the process's first change of its environment makes a new table and leaves the old one to whoever reads it, and no other
-        // part of it changes variables.
-        unsafe { std::env::set_var(GRAPHS, "0") };
-    }
-}
-
 fn install(table: &mut BackendOps, settings: &mlxcel_backend_mlx::KernelSettings) -> Result<()> {
     let driver = Driver::get()?;
     let device = stream::device_index();
@@ -128,7 +117,6 @@ fn install(table: &mut BackendOps, settings: &mlxcel_backend_mlx::KernelSettings
         return Ok(());
     }
     driver.use_device(device)?;
-    submit_directly();
     let processors = driver.attribute(ATTRIBUTE_PROCESSORS, device)?.max(1) as u32;
     let shared_bytes = driver.attribute(BLOCK_SHARED_BYTES, device)?;
     let queue = Queue::open(driver, stream::stream()? as Stream)?;
