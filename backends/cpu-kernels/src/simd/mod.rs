@@ -78,7 +78,7 @@ pub trait Simd: Copy + 'static {
     unsafe fn load_words(from: *const u32) -> Self;
     /// Nibble `INDEX` (0 to 7) of every word, as f32.
     unsafe fn nibble<const INDEX: u32>(words: Self) -> Self;
-    /// The same as a number of e2m1, twice: [`E2M1`].
+    /// The same as a number of e2m1, twice: `E2M1`.
     unsafe fn float_nibble<const INDEX: u32>(words: Self) -> Self;
     /// Lane i from element `i * groups / LANES`, for 1, 2 or 4 groups.
     unsafe fn places(groups: usize) -> Self::Places;
