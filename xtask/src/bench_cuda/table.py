@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """The table of a run: table.py FOLDER. FOLDER holds what run.sh wrote of us and of both peers, by checkpoint.
 
-    CASE.json           `mlxcel bench -o json`            CASE.two.json     the same over two devices
+    CASE.json           `mlxcel bench -o json`            CASE.KEY.json     the same with other options, named by KEY
     CASE.llama.json     `llama-bench -o json`             CASE.llama.jsonl  `llama-batched-bench --output-format jsonl`
-    CASE.mlx-lm.json    rates of mlx_lm_speed.py by name  CASE.KEY.json     ours with other options, named by KEY
+    CASE.mlx-lm.json    rates of mlx_lm_speed.py by name
 
 What is not there was not measured, and its places are empty.
 """
