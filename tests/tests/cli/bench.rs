@@ -34,7 +34,8 @@ fn perplexity(text: &str, flags: &[&str]) -> Value {
     let file = mlxcel.file("text.txt", text);
     let (model, file) = (model.display().to_string(), file.display().to_string());
     let mut args = vec!["bench", "-m", &model, "--perplexity", &file, "-o", "json"];
-    args.extend(["--perplexity-context", "32", "--dtype", "f32"]);
+    // The mock device has less memory than any model needs.
+    args.extend(["--perplexity-context", "32", "--dtype", "f32", "--force"]);
     args.extend(flags);
     let done = mlxcel.run(&args).expect_success();
     serde_json::from_str(&done.stdout).expect("JSON")
@@ -73,7 +74,7 @@ fn a_text_that_is_too_short_and_a_setting_that_is_not_there_are_told() {
     let model = scripted_model(&mlxcel, "scripted", &json!({}));
     let file = mlxcel.file("text.txt", "short");
     let (model, file) = (model.display().to_string(), file.display().to_string());
-    let done = mlxcel.run(["bench", "-m", &model, "--perplexity", &file]);
+    let done = mlxcel.run(["bench", "-m", &model, "--force", "--perplexity", &file]);
     assert_eq!(done.code, Some(2));
     assert!(done.stderr.contains("has 5 tokens"), "{}", done.stderr);
     let long = mlxcel
@@ -84,6 +85,7 @@ fn a_text_that_is_too_short_and_a_setting_that_is_not_there_are_told() {
         "bench",
         "-m",
         &model,
+        "--force",
         "--perplexity",
         &long,
         "--against",
@@ -101,7 +103,9 @@ fn types_of_keys_and_values_that_a_backend_does_not_keep_are_refused_at_once() {
     let model = scripted_model(&mlxcel, "scripted", &json!({}));
     let model = model.display().to_string();
     let both = ["--cache-type-k", "f16", "--cache-type-v", "f16"];
-    let speed = ["bench", "-m", &model, "-p", "4", "-n", "0", "-r", "1"];
+    let speed = [
+        "bench", "-m", &model, "-p", "4", "-n", "0", "-r", "1", "--force",
+    ];
     let answer = ["generate", "-m", &model, "-p", "x", "-n", "1"];
     let serve = ["serve", &model, "--port", "0"];
     for command in [&speed[..], &answer, &serve] {
@@ -130,5 +134,122 @@ fn types_of_keys_and_values_that_a_backend_does_not_keep_are_refused_at_once() {
     assert_eq!(
         (&report["dtype"], &report["kv_dtype"]),
         (&json!("f32"), &json!("f32"))
+    );
+}
+
+/// `bench` of the scripted model, which answers as long as it is asked to.
+fn speed(flags: &[&str]) -> mlxcel_tests::cli::Finished {
+    let mlxcel = Mlxcel::new().with_mock_plugins();
+    let model = scripted_model(&mlxcel, "scripted", &json!({}));
+    let model = model.display().to_string();
+    // The mock device has less memory than any model needs.
+    let args = ["bench", "-m", &model, "--dtype", "f32", "--force"];
+    mlxcel.run(args.iter().chain(flags))
+}
+
+/// Half of a measurement would look like a whole one, and a case at the end of the list would cost those before it.
+#[test]
+fn what_the_context_does_not_hold_is_refused_before_anything_is_measured() {
+    for (flags, told) in [
+        (
+            ["-p", "0", "-n", "128", "-c", "16", "-d", "0"],
+            "tg128 takes 130 tokens of context and there are 16",
+        ),
+        (
+            ["-p", "4", "-n", "4", "-c", "32", "-d", "0,28"],
+            "tg4@d28 takes 33 tokens of context and there are 32",
+        ),
+        (
+            ["-p", "4,4294967295", "-n", "0", "-c", "32", "-d", "0"],
+            "pp4294967295 takes 4294967295 tokens of context and there are 32",
+        ),
+    ] {
+        let done = speed(&flags);
+        assert_eq!(
+            (done.code, done.stdout.as_str()),
+            (Some(2), ""),
+            "{flags:?}"
+        );
+        assert!(done.stderr.contains(told), "{flags:?}: {}", done.stderr);
+        assert!(!done.stderr.contains("measuring"), "{}", done.stderr);
+    }
+    let whole = ["-p", "4", "-n", "4", "-c", "32", "-d", "27", "-r", "1"];
+    speed(&whole).expect_success();
+}
+
+#[test]
+fn a_report_says_how_it_was_measured_and_one_run_has_no_deviation() {
+    let flags = ["-p", "4", "-n", "0", "-r", "1", "-c", "64", "-o"];
+    let run = |form| {
+        speed(&[&flags[..], &[form]].concat())
+            .expect_success()
+            .stdout
+    };
+    let csv = run("csv");
+    let mut lines = csv.lines();
+    assert_eq!(
+        lines.next(),
+        Some("model,backend,precision,test,tokens_per_second,deviation,repetitions")
+    );
+    let row: Vec<&str> = lines.next().expect("a row").split(',').collect();
+    assert_eq!((row[2], row[3], row[5], row[6]), ("auto", "pp4", "", "1"));
+    let report: Value = serde_json::from_str(&run("json")).expect("JSON");
+    assert_eq!(report["context_tokens"], 64);
+    assert_eq!(report["deterministic"], false);
+    assert!(report["results"][0]["deviation"].is_null());
+    let table = run("table");
+    assert!(table.contains("precision auto"), "{table}");
+    assert!(table.trim_end().ends_with("| - |"), "{table}");
+}
+
+#[test]
+fn the_estimate_and_the_guard_of_memory_are_there_as_for_answers() {
+    let done = speed(&["--estimate-memory"]).expect_success();
+    assert!(done.stdout.starts_with("memory: "), "{}", done.stdout);
+    let mlxcel = Mlxcel::new().with_mock_plugins();
+    let model = scripted_model(&mlxcel, "scripted", &json!({}));
+    let model = model.display().to_string();
+    let done = mlxcel.run([
+        "bench", "-m", &model, "--dtype", "f32", "-p", "4", "-n", "0",
+    ]);
+    assert_eq!(done.code, Some(7), "{}", done.stderr);
+    assert!(done.stderr.contains("may be used"), "{}", done.stderr);
+}
+
+#[test]
+fn a_setting_that_is_given_twice_and_a_text_that_is_none_are_told() {
+    let mlxcel = Mlxcel::new().with_mock_plugins();
+    let model = scripted_model(&mlxcel, "scripted", &json!({}));
+    let file = mlxcel.file("text.txt", "a".repeat(600));
+    let (model, file) = (model.display().to_string(), file.display().to_string());
+    let text = [
+        "bench",
+        "-m",
+        &model,
+        "--dtype",
+        "f32",
+        "--force",
+        "--perplexity",
+    ];
+    let twice = [
+        &file,
+        "--against",
+        "step-rows=1",
+        "--against",
+        "step-rows=2",
+    ];
+    let done = mlxcel.run(text.iter().copied().chain(twice));
+    assert_eq!(done.code, Some(2));
+    assert!(
+        done.stderr.contains("step-rows is given twice"),
+        "{}",
+        done.stderr
+    );
+    let done = mlxcel.run(text.iter().chain(&["/nowhere/text.txt"]));
+    assert_eq!(done.code, Some(2));
+    assert!(
+        done.stderr.contains("--perplexity /nowhere/text.txt"),
+        "{}",
+        done.stderr
     );
 }

@@ -4,6 +4,30 @@ use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
 
+/// What was typed, for the head of a table: folders of files are this machine's and left out.
+pub fn typed(words: impl Iterator<Item = String>) -> String {
+    let shown = words.map(|word| {
+        let (flag, value) = match word.split_once('=') {
+            Some((flag, value)) if flag.starts_with("--") => (format!("{flag}="), value),
+            _ => (String::new(), word.as_str()),
+        };
+        let file = std::path::Path::new(value).file_name();
+        let value = file.filter(|_| value.contains('/')).map_or_else(
+            || value.to_owned(),
+            |file| file.to_string_lossy().into_owned(),
+        );
+        match value.contains(' ') {
+            true => format!("{flag}\"{value}\""),
+            false => format!("{flag}{value}"),
+        }
+    });
+    let words: Vec<String> = ["cargo".to_owned(), "xtask".to_owned()]
+        .into_iter()
+        .chain(shown)
+        .collect();
+    words.join(" ")
+}
+
 /// A model that is measured.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Model {
@@ -128,4 +152,25 @@ pub struct SoakArgs {
     /// Options for the server, after `--`
     #[arg(last = true, value_name = "OPTION")]
     pub ours: Vec<String>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::typed;
+
+    #[test]
+    fn a_head_says_what_was_typed_without_folders() {
+        let words = [
+            "bench-peers",
+            "--gguf",
+            "/a/b.gguf",
+            "--json=/c/d.json",
+            "--also",
+            "--precision fast",
+        ];
+        assert_eq!(
+            typed(words.into_iter().map(str::to_owned)),
+            "cargo xtask bench-peers --gguf b.gguf --json=d.json --also \"--precision fast\""
+        );
+    }
 }

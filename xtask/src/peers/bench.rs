@@ -4,7 +4,7 @@ use std::path::Path;
 
 use serde_json::{Value, json};
 
-use super::args::{Common, PeersArgs};
+use super::args::{Common, PeersArgs, typed};
 use super::install::{Llama, Scratch};
 use super::llama::Peer;
 use super::machine::Machine;
@@ -129,8 +129,11 @@ impl Session<'_> {
     fn head(&self) -> String {
         let common = &self.args.common;
         let mut text = format!(
-            "`cargo xtask bench-peers`, {} threads, {} rounds in turn; median (least to largest). llama.cpp as in llama-cpp-python {}, built here.",
-            common.threads, common.rounds, self.llama.version
+            "`{}`, {} threads, {} rounds in turn; median (least to largest). llama.cpp as in llama-cpp-python {}, built here.",
+            typed(std::env::args().skip(1)),
+            common.threads,
+            common.rounds,
+            self.llama.version
         );
         if let Some(mlx_lm) = &self.mlx_lm {
             let tokens = &self.args.mlx_lm_tokens;

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-use super::args::ServerArgs;
+use super::args::{ServerArgs, typed};
 use super::bench::publish;
 use super::install::{Llama, Scratch};
 use super::machine::Machine;
@@ -181,7 +181,8 @@ pub fn run(workspace: &Workspace, args: &ServerArgs) -> Result<(), Error> {
     ];
     let table = measure(args, &ours, &servers)?;
     let text = format!(
-        "`cargo xtask bench-server`, {}, {} threads, {} rounds in turn, {} requests a client; prompts of {} tokens that no cache knows, answers of {}, streaming; median (least to largest) of the rounds. llama.cpp's server as in llama-cpp-python {}, built here, `-np {slots}`.{}\n\n{}",
+        "`{}`, {}, {} threads, {} rounds in turn, {} requests a client; prompts of {} tokens that no cache knows, answers of {}, streaming; median (least to largest) of the rounds. llama.cpp's server as in llama-cpp-python {}, built here, `-np {slots}`.{}\n\n{}",
+        typed(std::env::args().skip(1)),
         subject.name,
         common.threads,
         common.rounds,

@@ -26,6 +26,16 @@ pub enum Case {
 }
 
 impl Case {
+    /// Tokens of context that one of its requests takes: an answer's first token is not counted and is there besides.
+    pub fn context_tokens(self) -> usize {
+        match self {
+            Self::Prefill { tokens } => tokens,
+            Self::Decode { tokens, depth, .. } => {
+                depth.max(1).saturating_add(tokens).saturating_add(1)
+            }
+        }
+    }
+
     /// Name, as llama-bench has it.
     pub fn name(self) -> String {
         match self {
@@ -170,6 +180,14 @@ impl<'a> Bench<'a> {
                 .map(|reader| reader.join().map_err(gone)?)
                 .collect::<Result<Vec<_>, _>>()
         })?;
+        if let Some(short) = seen.iter().map(Vec::len).find(|seen| *seen <= tokens) {
+            return Err(EngineError::Internal {
+                message: format!(
+                    "an answer of the measurement ended after {short} tokens, {} were asked for",
+                    tokens + 1
+                ),
+            });
+        }
         let began = seen.iter().filter_map(|times| times.first()).max().copied();
         let ended = seen.iter().filter_map(|times| times.last()).max().copied();
         let (Some(began), Some(ended)) = (began, ended) else {

@@ -12,13 +12,14 @@ use clap::{Args, ValueEnum};
 use mlxcel_registry::store::Revision;
 
 use crate::engine::batch::BatchLimits;
-use crate::engine::{LoadOptions, open_model, start_engine};
+use crate::engine::{LoadOptions, check_options, open_model, start_engine};
 
 use super::args::LogArgs;
 use super::console::Console;
 use super::error::CliError;
 use super::exit::Exit;
 use super::generation::ModelArgs;
+use super::memory::{Plan, Verdict};
 use super::place::{loader, open_store, usable_catalogue};
 use super::progress::LoadProgress;
 use measure::{Bench, Case};
@@ -105,6 +106,23 @@ pub fn run(args: &BenchArgs, console: &Console) -> Result<Exit, CliError> {
         args.model_args.family.family.as_deref(),
     )?;
     let backend = loader.select_backend(&catalogue, &args.model_args.backend)?;
+    let parallel = args.batch.iter().copied().max().unwrap_or(1) as usize;
+    let options = LoadOptions {
+        limits: BatchLimits {
+            parallel,
+            ..BatchLimits::default()
+        },
+        ..args.model_args.load_options()
+    };
+    check_options(&opened, &backend, &options)?;
+    let guard = Verdict::new(&opened, Some(&backend), Plan::of(&options))?;
+    if args.model_args.estimate_memory {
+        console.line(guard.text())?;
+        return Ok(Exit::Success);
+    }
+    if !args.model_args.force {
+        guard.check()?;
+    }
     if let Some(text) = &args.quality.perplexity {
         let subject = Subject {
             opened: &opened,
@@ -119,25 +137,17 @@ pub fn run(args: &BenchArgs, console: &Console) -> Result<Exit, CliError> {
         }
         return Ok(Exit::Success);
     }
-    let parallel = args.batch.iter().copied().max().unwrap_or(1) as usize;
-    let options = LoadOptions {
-        limits: BatchLimits {
-            parallel,
-            ..BatchLimits::default()
-        },
-        ..args.model_args.load_options()
+    let context = match options.ctx_size {
+        0 => opened.desc.context_length,
+        asked => asked,
     };
+    fits(&cases, context)?;
     let progress = LoadProgress::new(console);
     let started = start_engine(opened, backend, options, progress.reporter());
     progress.finish();
     let (engine, facts) = started?;
     let bench = Bench::new(&engine, facts.vocab_size, args.repetitions);
-    let mut report = Report::new(
-        &resolved.path,
-        &facts,
-        args.repetitions,
-        args.model_args.threads,
-    );
+    let mut report = Report::new(&resolved.path, &facts, args.repetitions, &args.model_args);
     for case in cases {
         console.note(format_args!("measuring {}", case.name()));
         report.add(case, bench.measure(case)?);
@@ -148,6 +158,18 @@ pub fn run(args: &BenchArgs, console: &Console) -> Result<Exit, CliError> {
         Output::Csv => console.block(&report.csv())?,
     }
     Ok(Exit::Success)
+}
+
+/// Refuses what the context does not hold before anything is measured.
+fn fits(cases: &[Case], context: usize) -> Result<(), CliError> {
+    match cases.iter().find(|case| case.context_tokens() > context) {
+        None => Ok(()),
+        Some(case) => Err(CliError::usage(format!(
+            "{} takes {} tokens of context and there are {context}: lower -p, -n or -d, or raise --ctx-size up to the model's own",
+            case.name(),
+            case.context_tokens()
+        ))),
+    }
 }
 
 fn cases(args: &BenchArgs) -> Vec<Case> {

@@ -193,7 +193,19 @@ pub fn measure(
     if !args.against.is_empty() {
         let mut other = base;
         other.name = args.against.join(" ");
-        for text in &args.against {
+        for (place, text) in args.against.iter().enumerate() {
+            let key = |text: &str| text.split('=').next().unwrap_or_default().replace('_', "-");
+            let is_again = args
+                .against
+                .iter()
+                .take(place)
+                .any(|before| key(before) == key(text));
+            if is_again {
+                return Err(CliError::usage(format!(
+                    "--against {text}: {} is given twice; all of --against is one setting, so measure the other in a run of its own",
+                    key(text)
+                )));
+            }
             other = other.changed(text)?;
         }
         settings.push(other);
@@ -275,9 +287,11 @@ fn chunks(
     context: usize,
     opened: &OpenedModel,
 ) -> Result<Vec<Vec<u32>>, CliError> {
-    let text = std::fs::read_to_string(path).map_err(|source| CliError::System {
-        action: "read the text of --perplexity",
-        source,
+    let text = std::fs::read_to_string(path).map_err(|source| {
+        CliError::usage(format!(
+            "--perplexity {}: {source}; expected a file with UTF-8 text",
+            path.display()
+        ))
     })?;
     let tokenizer = ModelText::of(opened)?.tokenizer;
     let encode = |text: &str| {

@@ -4,8 +4,9 @@ use std::path::Path;
 
 use serde_json::{Value, json};
 
-use crate::engine::EngineFacts;
+use crate::engine::{EngineFacts, Precision};
 
+use super::super::generation::ModelArgs;
 use super::super::table::bytes_text;
 use super::measure::Case;
 
@@ -17,6 +18,9 @@ pub struct Report {
     dtype: &'static str,
     kv_dtype: &'static str,
     threads: usize,
+    precision: &'static str,
+    is_deterministic: bool,
+    context_tokens: usize,
     ranks: usize,
     repetitions: u32,
     load_seconds: f64,
@@ -27,28 +31,30 @@ pub struct Report {
 struct Row {
     case: Case,
     mean: f64,
-    deviation: f64,
+    /// None of a single run.
+    deviation: Option<f64>,
     runs: Vec<f64>,
 }
 
-/// Mean and sample standard deviation.
-fn spread(runs: &[f64]) -> (f64, f64) {
+/// As RFC 4180 has it.
+fn quoted(text: &str) -> String {
+    match text.contains([',', '"', '\n', '\r']) {
+        true => format!("\"{}\"", text.replace('"', "\"\"")),
+        false => text.to_owned(),
+    }
+}
+
+/// Mean and sample standard deviation, which one run does not have.
+fn spread(runs: &[f64]) -> (f64, Option<f64>) {
     let n = runs.len().max(1) as f64;
     let mean = runs.iter().sum::<f64>() / n;
     let squares: f64 = runs.iter().map(|x| (x - mean).powi(2)).sum();
-    (
-        mean,
-        if runs.len() > 1 {
-            (squares / (n - 1.0)).sqrt()
-        } else {
-            0.0
-        },
-    )
+    (mean, (runs.len() > 1).then(|| (squares / (n - 1.0)).sqrt()))
 }
 
 impl Report {
     /// A report without results.
-    pub fn new(model: &Path, facts: &EngineFacts, repetitions: u32, threads: usize) -> Self {
+    pub fn new(model: &Path, facts: &EngineFacts, repetitions: u32, args: &ModelArgs) -> Self {
         Self {
             model: model
                 .file_name()
@@ -57,7 +63,13 @@ impl Report {
             device: facts.device.clone(),
             dtype: facts.dtype.name(),
             kv_dtype: facts.kv_type.name(),
-            threads,
+            threads: args.threads,
+            precision: args
+                .load_options()
+                .precision
+                .map_or("auto", Precision::name),
+            is_deterministic: args.deterministic,
+            context_tokens: facts.context_tokens,
             ranks: facts.ranks,
             repetitions,
             load_seconds: facts.load.as_secs_f64(),
@@ -90,16 +102,28 @@ impl Report {
             1 => String::new(),
             n => format!(", {n} ranks"),
         };
+        let deterministic = if self.is_deterministic {
+            ", deterministic"
+        } else {
+            ""
+        };
         let mut text = format!(
-            "model {}, backend {}, {}, {}, keys and values {}{ranks}, threads {threads}, loaded in {:.2} s{peak}\n\n| test | tokens/s | +- |\n|---|---:|---:|\n",
-            self.model, self.backend, self.device, self.dtype, self.kv_dtype, self.load_seconds
+            "model {}, backend {}, {}, {}, keys and values {}, precision {}{deterministic}{ranks}, threads {threads}, loaded in {:.2} s{peak}\n\n| test | tokens/s | +- |\n|---|---:|---:|\n",
+            self.model,
+            self.backend,
+            self.device,
+            self.dtype,
+            self.kv_dtype,
+            self.precision,
+            self.load_seconds
         );
         for row in &self.rows {
             text.push_str(&format!(
-                "| {} | {:.2} | {:.2} |\n",
+                "| {} | {:.2} | {} |\n",
                 row.case.name(),
                 row.mean,
                 row.deviation
+                    .map_or_else(|| "-".to_owned(), |deviation| format!("{deviation:.2}"))
             ));
         }
         text
@@ -107,13 +131,18 @@ impl Report {
 
     /// One line a case.
     pub fn csv(&self) -> String {
-        let mut text = "test,tokens_per_second,deviation,repetitions\n".to_owned();
+        let mut text =
+            "model,backend,precision,test,tokens_per_second,deviation,repetitions\n".to_owned();
         for row in &self.rows {
             text.push_str(&format!(
-                "{},{:.4},{:.4},{}\n",
+                "{},{},{},{},{:.4},{},{}\n",
+                quoted(&self.model),
+                quoted(&self.backend),
+                self.precision,
                 row.case.name(),
                 row.mean,
-                row.deviation,
+                row.deviation
+                    .map_or_else(String::new, |deviation| format!("{deviation:.4}")),
                 self.repetitions
             ));
         }
@@ -137,6 +166,9 @@ impl Report {
             "dtype": self.dtype,
             "kv_dtype": self.kv_dtype,
             "threads": self.threads,
+            "precision": self.precision,
+            "deterministic": self.is_deterministic,
+            "context_tokens": self.context_tokens,
             "ranks": self.ranks,
             "repetitions": self.repetitions,
             "load_seconds": self.load_seconds,
@@ -166,8 +198,9 @@ mod tests {
 
     #[test]
     fn spread_is_mean_and_sample_deviation() {
-        assert_eq!(spread(&[2.0, 4.0, 6.0]), (4.0, 2.0));
-        assert_eq!(spread(&[5.0]), (5.0, 0.0));
+        assert_eq!(spread(&[2.0, 4.0, 6.0]), (4.0, Some(2.0)));
+        assert_eq!(spread(&[5.0]), (5.0, None));
+        assert_eq!(quoted("a,\"b\".gguf"), "\"a,\"\"b\"\".gguf\"");
     }
 
     #[test]

@@ -11,6 +11,7 @@ use mlxcel_registry::store::{Resolved, Revision};
 
 use crate::chat::{ChatError, ModelText};
 use crate::engine::batch::BatchLimits;
+use crate::engine::load::prefill_rows;
 use crate::engine::{
     EngineFacts, EngineHandle, LoadOptions, RANK_COMMAND, check_options, check_room, open_model,
     start_engine,
@@ -184,6 +185,13 @@ fn prepare(
         prefix: args.limits.prefix(),
         ..args.loading.load_options()
     };
+    let rows = options.limits.budget.or(prefill_rows(&backend)).rows;
+    if rows < options.limits.parallel {
+        return Err(CliError::usage(format!(
+            "--prefill-chunk-size {rows} is less than --parallel {}: every running answer needs a row of each step; raise the one or lower the other",
+            options.limits.parallel
+        )));
+    }
     check_options(&opened, &backend, &options)?;
     let guard = Verdict::new(&opened, Some(&backend), Plan::of(&options))?;
     if args.loading.estimate_memory {
