@@ -3,4 +3,7 @@
 pub mod arch;
 pub mod checkpoint;
 pub mod plugin;
+mod quoted;
 pub mod store;
+
+pub use quoted::{quoted, shown};

@@ -136,12 +136,22 @@ fn harmless(text: &str) -> String {
         .collect()
 }
 
+/// Most characters of a message. Ours are shorter; what they quote need not be.
+const LINE_CHARACTERS: usize = 4096;
+
 /// Messages may quote files, plugins and servers.
 fn one_line(text: &str) -> String {
-    text.trim_end()
-        .chars()
-        .map(|c| if c.is_control() { ' ' } else { c })
-        .collect()
+    let mut characters = text.trim_end().chars();
+    let plain = |c: char| if c.is_control() { ' ' } else { c };
+    let line: String = characters
+        .by_ref()
+        .take(LINE_CHARACTERS)
+        .map(plain)
+        .collect();
+    match characters.count() {
+        0 => line,
+        rest => format!("{line}... ({rest} more characters)"),
+    }
 }
 
 #[cfg(test)]
@@ -217,6 +227,18 @@ mod tests {
         assert_eq!(
             (out.text().as_str(), err.text().as_str()),
             ("", "a b [2Jc\nwarning: d\n")
+        );
+    }
+
+    #[test]
+    fn a_message_has_an_end() {
+        let (console, _, err) = console(false);
+        console.note("é".repeat(4096));
+        console.note("é".repeat(5000));
+        let shown = "é".repeat(4096);
+        assert_eq!(
+            err.text(),
+            format!("{shown}\n{shown}... (904 more characters)\n")
         );
     }
 }

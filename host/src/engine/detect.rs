@@ -6,6 +6,7 @@ use mlxcel_abi::status;
 use mlxcel_registry::arch::{ArchIndex, Decision, Query, decide};
 use mlxcel_registry::checkpoint::{Adapter, Checkpoint, CheckpointError, GgufFile};
 use mlxcel_registry::plugin::{Catalogue, PluginKind};
+use mlxcel_registry::{quoted, shown};
 use serde_json::Value;
 
 use crate::plugin::{CallError, Family, Loader};
@@ -77,13 +78,13 @@ fn open_directory(
     let config = checkpoint.config();
     let query = match config.get("model_type") {
         None | Some(Value::Null) => Query::Untyped,
-        Some(Value::String(model_type)) => Query::ModelType(model_type),
+        Some(Value::String(model_type)) if !model_type.is_empty() => Query::ModelType(model_type),
         Some(other) => {
             let error = CheckpointError::Key {
                 path: path.join("config.json"),
                 key: "model_type",
-                found: other.to_string(),
-                expected: "a string: `mlxcel arch` lists those that are known",
+                found: shown(other),
+                expected: "the name of a kind of model: `mlxcel arch` lists those that are known",
             };
             return Err(error.into());
         }
@@ -136,11 +137,7 @@ fn open_gguf(
         path: path.to_owned(),
         message: error.to_string(),
     };
-    let arch = file
-        .str("general.architecture")
-        .map_err(|e| broken(&e))?
-        .unwrap_or_default()
-        .to_owned();
+    let arch = file.architecture()?.to_owned();
     let summary = file.summary_json().map_err(|e| broken(&e))?.to_string();
     let query = Query::Gguf(&arch);
     let mut proposals = Vec::new();
@@ -190,8 +187,8 @@ fn open_gguf(
         return Err(EngineError::Gguf {
             path: path.to_owned(),
             message: format!(
-                "no plugin can take this file of architecture \"{arch}\": {}",
-                refusals
+                "no plugin can take this file of architecture {}: {refusals}",
+                quoted(&arch)
             ),
         });
     }

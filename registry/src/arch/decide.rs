@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 use super::index::{ArchConflict, ArchIndex, Query};
 use super::nearest::nearest;
 use crate::plugin::{PluginKind, SELECT, State};
+use crate::quoted;
 
 /// One entry of a family's answer to a probe, with the plugin it came from.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -126,8 +127,8 @@ fn unknown_text(what: &str, nearest: &[String], rejected: &[String]) -> String {
 
 fn described(query: Query<'_>) -> String {
     match query {
-        Query::ModelType(key) => format!("model_type {key:?}"),
-        Query::Gguf(key) => format!("GGUF architecture {key:?}"),
+        Query::ModelType(key) => format!("model_type {}", quoted(key)),
+        Query::Gguf(key) => format!("GGUF architecture {}", quoted(key)),
         Query::Untyped => "this configuration, which has no model_type".to_owned(),
     }
 }

@@ -13,6 +13,7 @@ use super::dtype::{DType, TensorInfo};
 use super::fp8_settings::{SCALE_FORMAT, SKIPPED, ScaleFormat, Settings};
 use super::quant::{Foreign, QuantError, QuantMode, QuantSpec};
 use super::safetensors::SafetensorsEntry;
+use crate::shown;
 
 /// Says of what type experts are, in the description or, in older files, beside it.
 const KEY: &str = "expert_dtype";
@@ -112,7 +113,7 @@ fn expert_dtype(
             place: place.to_owned(),
             key: KEY.to_owned(),
             expected,
-            found: value.to_string(),
+            found: shown(value),
         };
         let word = value.as_str().map(str::to_ascii_lowercase);
         let dtype = match word.as_deref() {

@@ -5,6 +5,7 @@
 use serde_json::Value;
 
 use super::quant::{Foreign, QuantError};
+use crate::shown;
 
 /// Key of the modules that stay as they are.
 pub(super) const SKIPPED: &str = "modules_to_not_convert";
@@ -81,7 +82,7 @@ fn wrong(described: &Foreign, key: &str, expected: &'static str) -> QuantError {
         place: described.place.clone(),
         key: key.to_owned(),
         expected,
-        found: found.map_or_else(|| "nothing".to_owned(), Value::to_string),
+        found: found.map_or_else(|| "nothing".to_owned(), shown),
     }
 }
 

@@ -8,6 +8,7 @@ use std::fmt;
 use serde_json::{Map, Value};
 
 use super::json::kind;
+use crate::{quoted, shown};
 
 /// How the codes of a group become numbers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -177,8 +178,9 @@ pub enum QuantError {
     },
     /// A method of another library that is not implemented.
     #[error(
-        "`{place}.quant_method` in config.json is {method:?}: expected fp8, or MLX's form with \
-         group_size and bits"
+        "`{place}.quant_method` in config.json is {}: expected fp8, or MLX's form with \
+         group_size and bits",
+        quoted(method)
     )]
     Method {
         /// Where the object is.
@@ -344,7 +346,7 @@ fn spec(place: &str, object: &Map<String, Value>, known: &[&str]) -> Result<Quan
 fn wrong_key(place: &str, key: &str, expected: &'static str, found: &Value) -> QuantError {
     let found = match found {
         Value::Object(_) | Value::Array(_) => kind(found).to_owned(),
-        scalar => scalar.to_string(),
+        scalar => shown(scalar),
     };
     QuantError::Key {
         place: place.to_owned(),

@@ -7,6 +7,7 @@ use serde_json::{Map, Value};
 
 use super::json::kind;
 use super::quant::{Foreign, QuantDisagreement, QuantError, QuantSpec, QuantTable};
+use crate::shown;
 
 const OWN: &str = "quantization";
 const SHARED: &str = "quantization_config";
@@ -82,7 +83,7 @@ fn agree(
             };
             let of = |map: &Map<String, Value>| match map.get(key) {
                 None => "nothing".to_owned(),
-                Some(value) => value.to_string(),
+                Some(value) => shown(value),
             };
             (key.to_owned(), [of(&own.settings), of(&other.settings)])
         }

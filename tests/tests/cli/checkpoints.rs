@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use mlxcel_registry::checkpoint::testing::SafetensorsBuilder;
+use mlxcel_registry::checkpoint::testing::{GgufBuilder, SafetensorsBuilder};
 use mlxcel_tests::cli::{Finished, Mlxcel, real_model};
 use mlxcel_tests::plugins::Healthy;
 use serde_json::{Value, json};
@@ -285,6 +285,73 @@ fn a_fault_of_gguf_metadata_has_the_names_of_the_file() {
     --- stdout
     --- stderr
     error: [home]/bad.gguf: family gemma: describe: config key "gemma.attention.head_count" is 2: expected a multiple of gemma.attention.head_count_kv (3)
+    "#);
+}
+
+/// What a file says that it is, is said by whoever made it: missing, of another type, or made to steer a terminal.
+#[test]
+fn a_model_that_does_not_say_what_it_is_is_told_within_a_line() {
+    let mlxcel = Mlxcel::new().with_mock_plugins();
+    mlxcel.mock_model("model");
+    let gguf = |name: &str| GgufBuilder::new().str("general.architecture", name);
+    let files = [
+        GgufBuilder::new().str("general.name", "x"),
+        gguf(""),
+        GgufBuilder::new().u32("general.architecture", 3),
+        gguf("mcok"),
+        gguf("a\x1b]0;title\x07\u{9b}2J\u{202e}\nb"),
+        gguf(&"long ".repeat(1000)),
+    ];
+    let mut said: Vec<String> = files
+        .into_iter()
+        .map(|file| {
+            let path = mlxcel.file("bad.gguf", file.f32_tensor("x", &[1], &[1.0]).build());
+            inspect(&mlxcel, &path)
+        })
+        .map(|done| format!("{}: {}", done.code.unwrap_or_default(), done.stderr))
+        .collect();
+    for model_type in [
+        json!(""),
+        json!(7),
+        json!("a\x1b[2J\u{9b}2J\nb"),
+        json!("long ".repeat(1000)),
+        json!(vec!["long\u{9b}"; 1000]),
+    ] {
+        let config = json!({"model_type": model_type}).to_string();
+        mlxcel.file("model/config.json", config);
+        let done = inspect(&mlxcel, &mlxcel.path("model"));
+        said.push(format!(
+            "{}: {}",
+            done.code.unwrap_or_default(),
+            done.stderr
+        ));
+    }
+    let config = json!({"model_type": "mock", "quantization_config": {"quant_method": "long ".repeat(1000)}});
+    mlxcel.file("model/config.json", config.to_string());
+    let done = inspect(&mlxcel, &mlxcel.path("model"));
+    said.push(format!(
+        "{}: {}",
+        done.code.unwrap_or_default(),
+        done.stderr
+    ));
+    insta::assert_snapshot!(said.concat(), @r#"
+    5: error: [home]/bad.gguf: metadata `general.architecture` is missing: expected the name of the model's architecture, such as those that `mlxcel arch --json` lists under `gguf`
+    5: error: [home]/bad.gguf: metadata `general.architecture` is empty: expected the name of the model's architecture, such as those that `mlxcel arch --json` lists under `gguf`
+    5: error: [home]/bad.gguf: metadata `general.architecture` should be a string, found u32
+    4: error: no plugin knows GGUF architecture "mcok": see `mlxcel arch` for what is known
+    hint: --plugins-dir names a folder with more plugins; `mlxcel doctor` shows where they are looked for
+    4: error: no plugin knows GGUF architecture "a\u{1b}]0;title\u{7}\u{9b}2J\u{202e}\nb": see `mlxcel arch` for what is known
+    hint: --plugins-dir names a folder with more plugins; `mlxcel doctor` shows where they are looked for
+    4: error: no plugin knows GGUF architecture "long long long long long long long long long long long long long"... (5000 characters): see `mlxcel arch` for what is known
+    hint: --plugins-dir names a folder with more plugins; `mlxcel doctor` shows where they are looked for
+    5: error: [home]/model/config.json: `model_type` is "", expected the name of a kind of model: `mlxcel arch` lists those that are known
+    5: error: [home]/model/config.json: `model_type` is 7, expected the name of a kind of model: `mlxcel arch` lists those that are known
+    4: error: no plugin knows model_type "a\u{1b}[2J\u{9b}2J\nb": see `mlxcel arch` for what is known
+    hint: --plugins-dir names a folder with more plugins; `mlxcel doctor` shows where they are looked for
+    4: error: no plugin knows model_type "long long long long long long long long long long long long long"... (5000 characters): see `mlxcel arch` for what is known
+    hint: --plugins-dir names a folder with more plugins; `mlxcel doctor` shows where they are looked for
+    5: error: [home]/model/config.json: `model_type` is ["long\u{9b}","long\u{9b}","long\u{9b}","long\u{9b}","long\u{9b}","long\u{9b}","long\u{9b}","long\u{9b}"... (8001 characters), expected the name of a kind of model: `mlxcel arch` lists those that are known
+    5: error: [home]/model: `quantization_config.quant_method` in config.json is "long long long long long long long long long long long long long"... (5000 characters): expected fp8, or MLX's form with group_size and bits
     "#);
 }
 

@@ -54,7 +54,7 @@ fn what_a_configuration_is_of_is_said_once() {
     exit 5
     --- stdout
     --- stderr
-    error: [home]/model/config.json: `model_type` is 7, expected a string: `mlxcel arch` lists those that are known
+    error: [home]/model/config.json: `model_type` is 7, expected the name of a kind of model: `mlxcel arch` lists those that are known
     "#);
 }
 

@@ -146,6 +146,14 @@ pub enum GgufError {
         /// The other one.
         second: String,
     },
+    /// The file does not say what it holds.
+    #[error(
+        "metadata `general.architecture` {what}: expected the name of the model's architecture, such as those that `mlxcel arch --json` lists under `gguf`"
+    )]
+    NoArchitecture {
+        /// What there is in its place.
+        what: &'static str,
+    },
     /// A metadata value of another type than asked for.
     #[error("metadata `{key}` should be {expected}, found {found}")]
     WrongType {

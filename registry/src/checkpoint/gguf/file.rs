@@ -15,6 +15,9 @@ use super::meta::MetaValue;
 use crate::checkpoint::error::CheckpointError;
 use crate::checkpoint::map::MappedFile;
 
+/// What says which architecture a file is of.
+const ARCHITECTURE: &str = "general.architecture";
+
 /// Parts a split file may have.
 const MAX_PARTS: u64 = 4096;
 
@@ -127,7 +130,20 @@ impl GgufFile {
         }
     }
 
-    /// Text, for example `general.architecture` or `tokenizer.chat_template`.
+    /// The architecture that the file says it is of, which it has to.
+    pub fn architecture(&self) -> Result<&str, CheckpointError> {
+        let name = self
+            .str(ARCHITECTURE)
+            .map_err(|error| gguf(self.path(), error))?;
+        let missing = |what| gguf(self.path(), GgufError::NoArchitecture { what });
+        match name {
+            None => Err(missing("is missing")),
+            Some("") => Err(missing("is empty")),
+            Some(name) => Ok(name),
+        }
+    }
+
+    /// Text, for example `general.name` or `tokenizer.chat_template`.
     pub fn str(&self, key: &str) -> Result<Option<&str>, GgufError> {
         self.meta(key)?.map(|value| value.as_str(key)).transpose()
     }
