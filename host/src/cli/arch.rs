@@ -30,7 +30,7 @@ pub struct ArchArgs {
 
 /// Runs the command.
 pub fn run(args: &ArchArgs, console: &Console) -> Result<Exit, CliError> {
-    let catalogue = catalogue(&args.plugins)?;
+    let catalogue = catalogue(&args.plugins, console)?;
     let index = ArchIndex::build(&catalogue, args.family.family.as_deref());
     if args.json {
         let options = DocumentOptions {
@@ -73,9 +73,6 @@ fn text(index: &ArchIndex<'_>, with_paths: bool) -> String {
 }
 
 fn remarks(catalogue: &Catalogue, index: &ArchIndex<'_>, console: &Console) {
-    for note in catalogue.notes().iter().filter(|note| note.is_notable()) {
-        console.warning(&note.text);
-    }
     let unusable = catalogue
         .records()
         .iter()

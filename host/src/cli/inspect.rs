@@ -77,7 +77,7 @@ pub fn run(args: &InspectArgs, console: &Console) -> Result<Exit, CliError> {
     let path = store
         .resolve(&store.parse(&args.model)?, revision.as_ref())?
         .path;
-    let catalogue = usable_catalogue(&args.plugins)?;
+    let catalogue = usable_catalogue(&args.plugins, console)?;
     let loader = loader()?;
     let opened = open_model(&path, &catalogue, &loader, args.family.family.as_deref())?;
     if args.check_values {

@@ -8,6 +8,7 @@ use mlxcel_registry::store::{Store, StoreEnv};
 use crate::plugin::{Loader, LoaderOptions, ProbeSettings};
 
 use super::args::{PluginArgs, StoreArgs};
+use super::console::Console;
 use super::error::CliError;
 
 /// The model store.
@@ -33,17 +34,26 @@ pub fn search_inputs(args: &PluginArgs) -> SearchInputs {
     SearchInputs::from_process(args.plugin.clone(), args.plugins_dir.clone())
 }
 
-/// Every plugin found, for commands that show them. A folder that a flag names has to be there; what its files are
-/// like is theirs to tell.
-pub fn catalogue(args: &PluginArgs) -> Result<Catalogue, CliError> {
+/// Every plugin found. A folder that a flag names has to be there; what its files are like is theirs to tell.
+pub fn found(args: &PluginArgs) -> Result<Catalogue, CliError> {
     let catalogue = Catalogue::build(&search_inputs(args), HostProfile::CURRENT)?;
     catalogue.require_places()?;
     Ok(catalogue)
 }
 
-/// The plugins for commands that use them: a file that a flag names has to be usable.
-pub fn usable_catalogue(args: &PluginArgs) -> Result<Catalogue, CliError> {
-    let catalogue = catalogue(args)?;
+/// As [`found`], for commands that show plugins. What a variable names and what is left out of the standard places
+/// for a reason is a warning.
+pub fn catalogue(args: &PluginArgs, console: &Console) -> Result<Catalogue, CliError> {
+    let catalogue = found(args)?;
+    for note in catalogue.notes().iter().filter(|note| note.is_notable()) {
+        console.warning(&note.text);
+    }
+    Ok(catalogue)
+}
+
+/// As [`catalogue`], for commands that use plugins: a file that a flag names has to be usable.
+pub fn usable_catalogue(args: &PluginArgs, console: &Console) -> Result<Catalogue, CliError> {
+    let catalogue = catalogue(args, console)?;
     catalogue.require_explicit()?;
     Ok(catalogue)
 }

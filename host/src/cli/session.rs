@@ -40,7 +40,7 @@ impl Session {
         console: &Console,
     ) -> Result<Prepared, CliError> {
         let chat_options = args.chat_options(prompt)?;
-        let catalogue = usable_catalogue(&args.model.plugins)?;
+        let catalogue = usable_catalogue(&args.model.plugins, console)?;
         let loader = loader()?;
         let opened = open_model(
             &resolved.path,

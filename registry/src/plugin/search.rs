@@ -105,7 +105,8 @@ const SYSTEM_DIR: &str = "/usr/local/lib/mlxcel/plugins";
 const SYSTEM_DIR: &str = "/usr/lib/mlxcel/plugins";
 
 fn user_dir(os: &impl Fn(&str) -> Option<OsString>) -> Option<PathBuf> {
-    let home = || os("HOME").map(PathBuf::from);
+    // Nothing is looked for in the working directory.
+    let home = || os("HOME").map(PathBuf::from).filter(|p| p.is_absolute());
     let data = if cfg!(target_os = "macos") {
         home()?.join("Library").join("Application Support")
     } else {

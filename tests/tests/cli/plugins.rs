@@ -1,6 +1,6 @@
 //! `arch`, `plugin` and `doctor`: with no plugin, with good ones, and with each kind of bad one.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use mlxcel_tests::cli::{Finished, Mlxcel, real_plugins};
 use mlxcel_tests::plugins::Healthy;
@@ -340,6 +340,52 @@ fn a_plugin_that_harms_its_process_harms_only_the_childs() {
             "{fault}"
         );
     }
+}
+
+/// Places that a variable names and that give nothing are told by every command that looks for plugins.
+#[test]
+fn no_command_passes_over_a_place_in_silence() {
+    let mlxcel = Mlxcel::new().with_mock_plugins();
+    mlxcel.mock_model("model");
+    let good = mlxcel.path("plugins");
+    let places = ["plugins", "~/plugins", "/nonexistent/plugins"].map(PathBuf::from);
+    let places = std::env::join_paths(places.iter().chain([&good])).expect("joined");
+    let mlxcel = mlxcel.with("MLXCEL_PLUGIN_PATH", places);
+    let all = [
+        &["arch"][..],
+        &["arch", "--json"],
+        &["plugin", "list"],
+        &["plugin", "show", "mock"],
+        &["inspect", "-m", "./model"],
+        &["run", "./model", "-p", "x", "--estimate-memory"],
+        &["generate", "-m", "./model", "-p", "x", "--estimate-memory"],
+        &["bench", "-m", "./model", "--estimate-memory", "--quiet"],
+        &["serve", "./model", "--estimate-memory"],
+    ];
+    for args in all {
+        let done = mlxcel.run(args).expect_success();
+        assert_eq!(
+            done.stderr,
+            "warning: plugin folder plugins in MLXCEL_PLUGIN_PATH is relative and was ignored: give an absolute path\n\
+             warning: plugin folder ~/plugins in MLXCEL_PLUGIN_PATH is relative and was ignored: give an absolute path\n\
+             warning: plugin folder /nonexistent/plugins does not exist\n",
+            "{args:?}"
+        );
+    }
+    // The doctor's report has a line for each place.
+    let done = mlxcel.run(["doctor"]).expect_success();
+    assert_eq!(done.stderr, "");
+    let lines: Vec<&str> = done
+        .stdout
+        .lines()
+        .filter(|line| line.starts_with("  directory "))
+        .collect();
+    insta::assert_snapshot!(lines.join("\n"), @"
+    directory  plugins: plugin folder plugins in MLXCEL_PLUGIN_PATH is relative and was ignored: give an absolute path
+    directory  ~/plugins: plugin folder ~/plugins in MLXCEL_PLUGIN_PATH is relative and was ignored: give an absolute path
+    directory  /nonexistent/plugins: does not exist
+    directory  [home]/plugins: 2 plugins
+    ");
 }
 
 fn doctor(mlxcel: &Mlxcel) -> Finished {

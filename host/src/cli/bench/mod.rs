@@ -97,7 +97,7 @@ pub fn run(args: &BenchArgs, console: &Console) -> Result<Exit, CliError> {
         .map(Revision::parse)
         .transpose()?;
     let resolved = store.resolve(&store.parse(&args.model)?, revision.as_ref())?;
-    let catalogue = usable_catalogue(&args.model_args.plugins)?;
+    let catalogue = usable_catalogue(&args.model_args.plugins, console)?;
     let loader = loader()?;
     let opened = open_model(
         &resolved.path,

@@ -12,7 +12,7 @@ use crate::plugin::{Loader, ProbeOutcome, ProbeReport};
 
 use super::super::error::CliError;
 use super::super::memory::{Budget, MachineMemory, host_budget};
-use super::super::place::{cache_root, catalogue, loader, open_store, search_inputs};
+use super::super::place::{cache_root, found, loader, open_store, search_inputs};
 use super::DoctorArgs;
 
 /// A place where plugins are looked for.
@@ -73,7 +73,7 @@ impl Findings {
     pub(super) fn collect(args: &DoctorArgs) -> Result<Self, CliError> {
         let env = StoreEnv::from_process()?;
         let inputs = search_inputs(&args.plugins);
-        let catalogue = catalogue(&args.plugins)?;
+        let catalogue = found(&args.plugins)?;
         let loader = loader()?;
         let (families, backends, others) = plugins(&catalogue, &loader);
         let store = match open_store(&args.store) {

@@ -24,13 +24,10 @@ pub struct ListArgs {
 }
 
 pub(super) fn run(args: &ListArgs, console: &Console) -> Result<Exit, CliError> {
-    let catalogue = catalogue(&args.plugins)?;
+    let catalogue = catalogue(&args.plugins, console)?;
     match args.json {
         true => console.json(&plugins_document(&catalogue))?,
         false => console.block(&text(&catalogue))?,
-    }
-    for note in catalogue.notes().iter().filter(|note| note.is_notable()) {
-        console.warning(&note.text);
     }
     if catalogue.records().is_empty() {
         console.note("no plugin was found: `mlxcel doctor` says where they are looked for");

@@ -26,7 +26,7 @@ pub struct ShowArgs {
 }
 
 pub(super) fn run(args: &ShowArgs, console: &Console) -> Result<Exit, CliError> {
-    let catalogue = catalogue(&args.plugins)?;
+    let catalogue = catalogue(&args.plugins, console)?;
     let found: Vec<&PluginRecord> = catalogue
         .records()
         .iter()

@@ -163,7 +163,7 @@ fn prepare(
     resolved: &Resolved,
     console: &Console,
 ) -> Result<Option<Prepared>, CliError> {
-    let catalogue = usable_catalogue(&args.loading.plugins)?;
+    let catalogue = usable_catalogue(&args.loading.plugins, console)?;
     let loader = loader()?;
     let opened = open_model(
         &resolved.path,

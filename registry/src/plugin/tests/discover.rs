@@ -232,6 +232,7 @@ fn the_standard_places_follow_the_environment() {
         );
     }
     assert_eq!(user(&[]), None);
+    assert_eq!(user(&[("HOME", "h")]), None);
     assert_eq!(
         inputs(&[]).bundled_dir,
         Some(PathBuf::from("/opt/mlxcel/lib/mlxcel/plugins"))
