@@ -54,7 +54,7 @@ pub fn run(args: &ListArgs, console: &Console) -> Result<Exit, CliError> {
             console.line(&model.repo_id)?;
         }
     } else if listing.models.is_empty() {
-        console.note(format_args!("no models in {}", store.root().display()));
+        console.note(format_args!("no models in {}", store.root()?.display()));
     } else {
         let mut heading = vec!["NAME", "SIZE", "MODIFIED"];
         heading.extend(args.verbose.then_some("PATH"));

@@ -16,7 +16,7 @@ pub fn open_store(args: &StoreArgs) -> Result<Store, CliError> {
     let env = StoreEnv::from_process()?;
     Ok(match &args.models_dir {
         Some(root) => Store::with_root(env, root.clone()),
-        None => Store::new(env)?,
+        None => Store::new(env),
     })
 }
 

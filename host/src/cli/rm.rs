@@ -45,7 +45,7 @@ pub fn run(args: &RmArgs, console: &Console) -> Result<Exit, CliError> {
         let answer = console.ask(&format!(
             "remove {} from {}? [y/N]",
             names.join(", "),
-            store.root().display()
+            store.root()?.display()
         ))?;
         if !matches!(answer.trim(), "y" | "Y" | "yes") {
             console.note("nothing was removed");

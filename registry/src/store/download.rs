@@ -74,7 +74,7 @@ impl Store {
     ) -> Result<Resolved, StoreError> {
         let slot = match &request.local_dir {
             Some(dir) => Slot::at(dir)?,
-            None => Slot::in_store(self.root(), &request.model.id),
+            None => Slot::in_store(self.root()?, &request.model.id),
         };
         if request.local_dir.is_none() && slot.target.symlink_metadata().is_ok() {
             self.check_inside(&slot.target)?;

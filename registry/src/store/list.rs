@@ -65,18 +65,19 @@ impl Store {
     /// Lists the store. One that does not exist yet is empty.
     pub fn list(&self, sort: ListSort) -> Result<Listing, StoreError> {
         let mut listing = Listing::default();
-        for owner in folders(self.root())? {
+        let root = self.root()?;
+        for owner in folders(root)? {
             if let Err(reason) = check_segment(&owner) {
                 // Hidden folders are other tools' business.
                 if !owner.starts_with('.') {
-                    let path = self.root().join(&owner);
+                    let path = root.join(&owner);
                     let reason = format!("{owner:?} is no owner: it {reason}");
                     listing.problems.push(problem(path, reason));
                 }
                 continue;
             }
-            for name in folders(&self.root().join(&owner))? {
-                self.list_entry(&owner, &name, &mut listing);
+            for name in folders(&root.join(&owner))? {
+                self.list_entry(root, [&owner, &name], &mut listing);
             }
         }
         match sort {
@@ -89,8 +90,8 @@ impl Store {
         Ok(listing)
     }
 
-    fn list_entry(&self, owner: &str, name: &str, listing: &mut Listing) {
-        let path = self.root().join(owner).join(name);
+    fn list_entry(&self, root: &Path, [owner, name]: [&str; 2], listing: &mut Listing) {
+        let path = root.join(owner).join(name);
         if let Some(model) = Slot::staged_name(name) {
             let reason = format!(
                 "unfinished download; continue with `mlxcel download {owner}/{model}` or drop it with `mlxcel rm {owner}/{model}`"

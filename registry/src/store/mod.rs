@@ -75,19 +75,25 @@ struct Services {
 #[derive(Clone)]
 pub struct Store {
     env: StoreEnv,
-    root: PathBuf,
+    /// None where the environment names no folder; models at paths need none.
+    root: Option<PathBuf>,
     services: Services,
 }
 
 impl Store {
-    /// The store at the place that the environment gives.
-    pub fn new(env: StoreEnv) -> Result<Self, StoreError> {
-        let root = env.store_root()?;
-        Ok(Self::with_root(env, root))
+    /// The store at the place that the environment gives. Where it gives none, what needs the store fails and says
+    /// so; models at paths do not.
+    pub fn new(env: StoreEnv) -> Self {
+        let root = env.store_root().ok();
+        Self::at(env, root)
     }
 
     /// A store at `root`, as `--models-dir` asks for.
     pub fn with_root(env: StoreEnv, root: PathBuf) -> Self {
+        Self::at(env, Some(root))
+    }
+
+    fn at(env: StoreEnv, root: Option<PathBuf>) -> Self {
         let services = Services {
             disk: Arc::new(SystemDisk),
             clock: Arc::new(SystemClock),
@@ -100,8 +106,11 @@ impl Store {
     }
 
     /// The folder that holds `<owner>/<name>`.
-    pub fn root(&self) -> &Path {
-        &self.root
+    pub fn root(&self) -> Result<&Path, StoreError> {
+        match &self.root {
+            Some(root) => Ok(root),
+            None => Err(EnvError::NoHome.into()),
+        }
     }
 
     /// The environment that the store obeys.

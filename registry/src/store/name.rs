@@ -34,6 +34,12 @@ pub enum NameError {
     /// Nothing was given.
     #[error("the model name is empty: expected a path, `owner/name` or `name`")]
     Empty,
+    /// A path in the home folder, and nobody says where that is.
+    #[error("{text:?} is in the home folder and HOME is not set: give the whole path")]
+    NoHome {
+        /// The path.
+        text: String,
+    },
     /// The text is longer than any name.
     #[error("the model name has {found_bytes} bytes: at most {limit_bytes} are accepted")]
     TooLong {
@@ -247,12 +253,15 @@ impl ModelRef {
         if text.contains('\0') {
             return check_text(text).map(|()| Self::Path(PathBuf::from(text)));
         }
-        if let Some(rest) = text.strip_prefix("~/")
-            && let Some(home) = &env.home
-        {
-            return Ok(Self::Path(home.join(rest)));
+        if let Some(rest) = text.strip_prefix("~/") {
+            return match &env.home {
+                Some(home) => Ok(Self::Path(home.join(rest))),
+                None => Err(NameError::NoHome {
+                    text: text.to_owned(),
+                }),
+            };
         }
-        let explicit = ["/", "./", "../", "~/"]
+        let explicit = ["/", "./", "../"]
             .iter()
             .any(|prefix| text.starts_with(prefix))
             || matches!(text, "." | "..");

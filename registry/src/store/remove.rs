@@ -23,11 +23,11 @@ pub struct Removed {
 impl Store {
     /// Removes a model and its unfinished download.
     pub fn remove(&self, id: &RepoId) -> Result<Removed, StoreError> {
-        let slot = Slot::in_store(self.root(), id);
+        let slot = Slot::in_store(self.root()?, id);
         let exists = |path: &Path| path.symlink_metadata().is_ok();
         let places = [&slot.target, &slot.staging, &slot.trash];
         if !places.iter().any(|path| exists(path)) {
-            return Err(self.not_stored(id));
+            return Err(self.not_stored(id, self.root()?));
         }
         for path in places {
             if exists(path) {
@@ -62,7 +62,7 @@ impl Store {
         })
     }
 
-    fn not_stored(&self, id: &RepoId) -> StoreError {
+    fn not_stored(&self, id: &RepoId, root: &Path) -> StoreError {
         match self.env().hf_repo_dir(id) {
             Some(path) if hf_cache::holds(&path) => StoreError::OnlyInHfCache {
                 model: id.to_string(),
@@ -70,7 +70,7 @@ impl Store {
             },
             _ => StoreError::NotStored {
                 model: id.to_string(),
-                root: self.root().to_path_buf(),
+                root: root.to_path_buf(),
             },
         }
     }

@@ -92,12 +92,18 @@ impl Store {
         revision: Option<&Revision>,
     ) -> Result<Resolved, StoreError> {
         let mut looked = Vec::new();
-        if let Some(found) = self.in_store(hub, revision, &mut looked)? {
+        // What lies in the other cache needs no store.
+        let stored = match self.root() {
+            Ok(_) => self.in_store(hub, revision, &mut looked)?,
+            Err(_) => None,
+        };
+        if let Some(found) = stored {
             return Ok(found);
         }
         if let Some(found) = self.in_hf_cache(hub, revision, &mut looked)? {
             return Ok(found);
         }
+        self.root()?;
         let at = revision.map_or_else(String::new, |r| format!(" --revision {r}"));
         Err(StoreError::NotFound {
             model: hub.to_string(),
@@ -112,7 +118,7 @@ impl Store {
         revision: Option<&Revision>,
         looked: &mut Vec<LookedAt>,
     ) -> Result<Option<Resolved>, StoreError> {
-        let dir = Slot::in_store(self.root(), &hub.id).target;
+        let dir = Slot::in_store(self.root()?, &hub.id).target;
         if dir.symlink_metadata().is_err() {
             looked.push(looked_at(&dir, ""));
             return Ok(None);
@@ -160,10 +166,8 @@ impl Store {
 
     /// Refuses an entry that a link leads out of the store.
     pub(super) fn check_inside(&self, dir: &Path) -> Result<(), StoreError> {
-        let root = self
-            .root()
-            .canonicalize()
-            .map_err(StoreError::io("open", self.root()))?;
+        let root = self.root()?;
+        let root = root.canonicalize().map_err(StoreError::io("open", root))?;
         // A link that leads nowhere cannot be canonicalised and is no model either.
         let target = dir
             .canonicalize()

@@ -257,3 +257,57 @@ fn the_store_does_not_pass_one_revision_off_as_another() {
         done.stderr
     );
 }
+
+/// A service or a container may have no home: what lies at a path needs none, and the rest says which variable helps.
+#[test]
+fn without_a_home_paths_work_and_the_store_says_what_to_set() {
+    let mlxcel = Mlxcel::new().with_mock_plugins();
+    mlxcel.mock_model("model");
+    let model = mlxcel.path("model").display().to_string();
+    let nowhere = ["HOME", "MLXCEL_CACHE_DIR", "HF_HOME"];
+    let mlxcel = nowhere
+        .iter()
+        .fold(mlxcel, |mlxcel, name| mlxcel.with(name, ""));
+    for args in [
+        &["inspect", "-m", &model][..],
+        &["inspect", "-m", "./model"],
+        &["generate", "-m", &model, "-p", "x", "--estimate-memory"],
+        &["run", &model, "-p", "x", "--estimate-memory"],
+        &["bench", "-m", &model, "--estimate-memory"],
+        &["serve", &model, "--estimate-memory"],
+        &["arch"],
+        &["plugin", "list"],
+        &["list", "--models-dir", "."],
+    ] {
+        let done = mlxcel.run(args).expect_success();
+        let warned = done.stderr.contains("HOME") || done.stderr.contains("error");
+        assert!(!warned, "{args:?}: {}", done.show());
+    }
+    for args in [
+        &["list"][..],
+        &["rm", "o/n", "--yes"],
+        &["rm", "o/n"],
+        &["download", "o/n"],
+        &["inspect", "-m", "o/n"],
+        &["run", "-p", "x"],
+        &["serve", "o/n"],
+    ] {
+        let done = mlxcel.run(args);
+        assert_eq!(
+            (done.code, done.stderr.as_str()),
+            (
+                Some(2),
+                "error: no folder for models: HOME is not set, so set MLXCEL_MODELS_DIR or MLXCEL_CACHE_DIR\n"
+            ),
+            "{args:?}"
+        );
+    }
+    let done = mlxcel.run(["inspect", "-m", "~/model"]);
+    insta::assert_snapshot!(done.stderr, @r#"error: "~/model" is in the home folder and HOME is not set: give the whole path"#);
+    let json = mlxcel.run(["doctor", "--json"]).json();
+    assert_eq!(json["ready"], true);
+    for folder in ["cache", "store"] {
+        let problem = json[folder]["problem"].as_str().expect("text");
+        assert!(problem.contains("HOME is not set"), "{folder}: {problem}");
+    }
+}

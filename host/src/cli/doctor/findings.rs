@@ -76,8 +76,9 @@ impl Findings {
         let catalogue = found(&args.plugins)?;
         let loader = loader()?;
         let (families, backends, others) = plugins(&catalogue, &loader);
-        let store = match open_store(&args.store) {
-            Ok(store) => folder(Some(store.root().to_path_buf()), ""),
+        let store = open_store(&args.store)?;
+        let store = match store.root() {
+            Ok(root) => folder(Some(root.to_path_buf()), ""),
             Err(error) => folder(None, &error.to_string()),
         };
         Ok(Self {

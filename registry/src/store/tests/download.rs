@@ -23,7 +23,7 @@ fn a_model_arrives_whole_with_a_record_and_resolves() {
     assert_eq!(found.source, ModelSource::Store);
     assert_eq!(place.find("o/n").unwrap(), found);
     assert_eq!(recorder.received_bytes, 600_000 + 10 + 22);
-    insta::assert_snapshot!(tree_of(place.store.root()).join("\n"), @r"
+    insta::assert_snapshot!(tree_of(place.store.root().unwrap()).join("\n"), @r"
     o/
     o/n/
     o/n/.mlxcel.json
@@ -87,7 +87,7 @@ fn a_bare_name_gets_the_default_organisation() {
     ));
     let asked = server.log().remove(0).request.path;
     assert_eq!(asked, "/api/models/mlx-community/some-model/revision/main");
-    assert!(tree_of(place.store.root()).is_empty());
+    assert!(tree_of(place.store.root().unwrap()).is_empty());
 }
 
 #[test]
@@ -101,7 +101,7 @@ fn a_local_folder_receives_everything_and_the_store_nothing() {
     let found = place.store.download(&wish, &mut NoProgress).unwrap();
     assert_eq!(found.source, ModelSource::Path);
     assert_eq!(found.path, dir);
-    assert!(!place.store.root().exists());
+    assert!(!place.store.root().unwrap().exists());
     assert_eq!(tree_of(&place.dir.path().join("chosen")).len(), 4);
     let again = place.find(dir.to_str().unwrap()).unwrap();
     assert_eq!((again.path, again.kind), (dir, CheckpointKind::Dir));
@@ -165,7 +165,7 @@ fn a_further_quantisation_joins_the_first() {
     assert_eq!(place.find("o/n:Q4_0").unwrap(), first);
     let named = place.find("o/n/x-Q4_0.gguf").unwrap();
     assert_eq!(named, first);
-    assert!(!place.store.root().join("o/.n.partial").exists());
+    assert!(!place.store.root().unwrap().join("o/.n.partial").exists());
     assert_eq!(server.about("x-Q4_0.gguf").len(), 1);
 }
 
@@ -254,7 +254,8 @@ fn a_second_process_is_told_and_the_first_is_not_disturbed() {
     let server = serve(&hub);
     let place = Place::new(&server.url());
     let held =
-        super::super::lock::SlotLock::acquire(&place.store.root().join("o/.n.lock")).unwrap();
+        super::super::lock::SlotLock::acquire(&place.store.root().unwrap().join("o/.n.lock"))
+            .unwrap();
     assert!(matches!(
         place.get("o/n"),
         Err(StoreError::Locked {
@@ -311,7 +312,7 @@ fn too_little_space_is_found_before_the_first_byte() {
         "{error}"
     );
     assert!(server.about("model.safetensors").is_empty());
-    assert!(tree_of(place.store.root()).is_empty());
+    assert!(tree_of(place.store.root().unwrap()).is_empty());
 }
 
 #[test]
@@ -321,7 +322,7 @@ fn a_download_stopped_just_before_its_rename_is_finished_without_the_files() {
     let place = Place::new(&server.url());
     place.get("o/n").unwrap();
     // Put back what the last steps changed.
-    let staging = place.store.root().join("o/.n.partial");
+    let staging = place.store.root().unwrap().join("o/.n.partial");
     let mut state = super::super::record::PartialState::read(Path::new("/nonexistent"));
     let record = super::super::record::Record::read(&place.target())
         .unwrap()

@@ -4,7 +4,7 @@ use super::fake_hub::{FakeHub, Fault, pattern};
 use super::*;
 
 fn put_model(place: &Place, id: &str, bytes: usize) {
-    let dir = place.store.root().join(id);
+    let dir = place.store.root().unwrap().join(id);
     fs::create_dir_all(&dir).unwrap();
     fs::write(dir.join("config.json"), "{}").unwrap();
     fs::write(dir.join("model.safetensors"), vec![0; bytes]).unwrap();
@@ -53,7 +53,7 @@ fn damaged_entries_are_reported_and_not_listed() {
     let place = Place::new(&server.url());
     place.get("o/n").unwrap_err();
     put_model(&place, "a/good", 10);
-    let root = place.store.root().to_path_buf();
+    let root = place.store.root().unwrap().to_path_buf();
     for folder in [
         "a/empty",
         "a/-bad-",
@@ -97,7 +97,7 @@ fn a_removed_model_is_gone_with_its_owners_folder_and_its_neighbours_stay() {
     assert_eq!((removed.path, removed.freed_bytes), (place.target(), 1002));
     remove("p/n").unwrap();
     assert_eq!(
-        tree_of(place.store.root()),
+        tree_of(place.store.root().unwrap()),
         ["p/", "p/m/", "p/m/config.json", "p/m/model.safetensors"]
     );
     assert!(matches!(remove("o/n"), Err(StoreError::NotStored { .. })));
@@ -122,7 +122,7 @@ fn an_unfinished_download_can_be_removed() {
             .freed_bytes
             > 500
     );
-    assert!(tree_of(place.store.root()).is_empty());
+    assert!(tree_of(place.store.root().unwrap()).is_empty());
 }
 
 #[test]
@@ -130,7 +130,8 @@ fn a_model_in_use_by_a_download_is_not_removed() {
     let place = Place::new("https://unused.example");
     put_model(&place, "o/n", 10);
     let _held =
-        super::super::lock::SlotLock::acquire(&place.store.root().join("o/.n.lock")).unwrap();
+        super::super::lock::SlotLock::acquire(&place.store.root().unwrap().join("o/.n.lock"))
+            .unwrap();
     let id = RepoId::parse("o/n").unwrap();
     assert!(matches!(
         place.store.remove(&id),
@@ -166,10 +167,10 @@ fn a_removal_that_was_interrupted_is_finished_by_the_next() {
         "half removed; finish with `mlxcel rm o/n`"
     );
     place.store.remove(&RepoId::parse("o/n").unwrap()).unwrap();
-    assert!(tree_of(place.store.root()).is_empty());
+    assert!(tree_of(place.store.root().unwrap()).is_empty());
     put_model(&place, "o/.n.removed", 10);
     place.store.remove(&RepoId::parse("o/n").unwrap()).unwrap();
-    assert!(tree_of(place.store.root()).is_empty());
+    assert!(tree_of(place.store.root().unwrap()).is_empty());
 }
 
 #[test]

@@ -126,7 +126,7 @@ impl Place {
             ..StoreEnv::default()
         };
         change(&mut env);
-        let mut store = Store::new(env).unwrap();
+        let mut store = Store::new(env);
         let clock = Arc::new(CountingClock::default());
         store.services.clock = clock.clone();
         Self { dir, store, clock }
@@ -151,12 +151,13 @@ impl Place {
     }
 
     fn target(&self) -> PathBuf {
-        self.store.root().join("o/n")
+        self.store.root().unwrap().join("o/n")
     }
 
     fn part(&self, file: &str) -> PathBuf {
         self.store
             .root()
+            .unwrap()
             .join("o/.n.partial")
             .join(format!("{file}.part"))
     }

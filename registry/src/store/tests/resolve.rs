@@ -189,7 +189,7 @@ fn a_link_out_of_the_store_is_neither_read_nor_written_nor_removed() {
     let place = Place::new("https://unused.example");
     let outside = place.dir.path().join("outside");
     put(&outside, WHOLE);
-    fs::create_dir_all(place.store.root().join("o")).unwrap();
+    fs::create_dir_all(place.store.root().unwrap().join("o")).unwrap();
     std::os::unix::fs::symlink(&outside, place.target()).unwrap();
     assert!(matches!(
         place.find("o/n"),
@@ -208,9 +208,9 @@ fn a_link_out_of_the_store_is_neither_read_nor_written_nor_removed() {
     assert_eq!((listing.models.len(), listing.problems.len()), (0, 1));
 
     fs::remove_file(place.target()).unwrap();
-    fs::remove_dir(place.store.root().join("o")).unwrap();
+    fs::remove_dir(place.store.root().unwrap().join("o")).unwrap();
     fs::create_dir_all(outside.join("n")).unwrap();
-    std::os::unix::fs::symlink(&outside, place.store.root().join("o")).unwrap();
+    std::os::unix::fs::symlink(&outside, place.store.root().unwrap().join("o")).unwrap();
     assert!(matches!(
         place.store.remove(&id),
         Err(StoreError::SymlinkEscape { .. })
@@ -232,4 +232,45 @@ fn a_store_whose_root_is_a_link_works() {
     let store = Store::with_root(place.store.env().clone(), link.clone());
     let model = store.parse("o/n").unwrap();
     assert_eq!(store.resolve(&model, None).unwrap().path, link.join("o/n"));
+}
+
+#[test]
+fn what_needs_no_store_works_without_a_home() {
+    let dir = tempfile::tempdir().unwrap();
+    let model = dir.path().join("model");
+    put(&model, WHOLE);
+    let hub = dir.path().join("hub");
+    put(&hub.join("models--o--n/snapshots").join(COMMIT), WHOLE);
+    put(&hub.join("models--o--n/refs"), &[("main", COMMIT)]);
+    let store = Store::new(StoreEnv {
+        hf_hub_cache: Some(hub),
+        offline: Some("MLXCEL_OFFLINE"),
+        ..StoreEnv::default()
+    });
+    let find = |name: &str| store.resolve(&store.parse(name)?, None);
+    let source = |name: &str| find(name).unwrap().source;
+    assert_eq!(source(model.to_str().unwrap()), ModelSource::Path);
+    assert_eq!(source("o/n"), ModelSource::HfCache);
+    let into = DownloadRequest {
+        local_dir: Some(dir.path().join("o")),
+        ..request("o/n")
+    };
+    let told = [
+        find("o/other").unwrap_err(),
+        find("~/model").unwrap_err(),
+        store.list(ListSort::Name).unwrap_err(),
+        store.remove(&RepoId::parse("o/n").unwrap()).unwrap_err(),
+        store
+            .download(&request("o/n"), &mut NoProgress)
+            .unwrap_err(),
+        store.download(&into, &mut NoProgress).unwrap_err(),
+    ];
+    insta::assert_snapshot!(told.map(|error| error.to_string()).join("\n"), @r#"
+    no folder for models: HOME is not set, so set MLXCEL_MODELS_DIR or MLXCEL_CACHE_DIR
+    "~/model" is in the home folder and HOME is not set: give the whole path
+    no folder for models: HOME is not set, so set MLXCEL_MODELS_DIR or MLXCEL_CACHE_DIR
+    no folder for models: HOME is not set, so set MLXCEL_MODELS_DIR or MLXCEL_CACHE_DIR
+    no folder for models: HOME is not set, so set MLXCEL_MODELS_DIR or MLXCEL_CACHE_DIR
+    o/n is not on this machine and MLXCEL_OFFLINE forbids the network; unset it to download
+    "#);
 }
