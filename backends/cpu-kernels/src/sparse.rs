@@ -2,13 +2,11 @@
 //! and the choice of keys.
 //!
 //! Plain loops that the compiler turns into vectors of each instruction set. A task is a row and some
-//! of its heads: each key is read once for all of them. What a row gets depends on that row alone.
+//! of its heads: each key is read, and widened to f32, once for all of them. What a row gets depends on
+//! that row alone.
 
-#![expect(
-    clippy::extra_unused_type_parameters,
-    reason = "kernels are named by the instruction set that the dispatch compiles them for"
-)]
-
+use crate::attention::{Cells, Q4, Q8, Rows, Stored};
+use crate::factor::{Bf16, F16};
 use crate::isa::dispatch;
 use crate::simd::Simd;
 use crate::{Isa, Pool};
@@ -82,11 +80,11 @@ impl Pages<'_> {
 pub struct Attend<'a> {
     /// `[T, H, Dk]`.
     pub q: &'a [f32],
-    /// `[rows of the pool, Hkv, Dk]`.
-    pub keys: &'a [f32],
-    /// `[rows of the pool, Hkv, value_stride]`, of which the first Dv are used.
-    pub values: &'a [f32],
-    /// Elements between the values of two heads.
+    /// `[rows of the pool, Hkv, row of Dk]`.
+    pub keys: Cells<'a>,
+    /// `[rows of the pool, Hkv, row of value_stride]`, of which the first Dv are used.
+    pub values: Cells<'a>,
+    /// Elements of a stored row of values.
     pub value_stride: usize,
     /// `[T, N]` positions, -1 for none; empty when all keys count.
     pub selection: &'a [i32],
@@ -126,8 +124,9 @@ impl Attend<'_> {
             && self.v_dim <= self.value_stride
             && self.heads.is_multiple_of(self.kv_heads)
             && self.q.len() == rows * self.heads * self.k_dim
-            && self.keys.len() == pool * self.kv_heads * self.k_dim
-            && self.values.len() == pool * self.kv_heads * self.value_stride
+            && core::mem::discriminant(&self.keys) == core::mem::discriminant(&self.values)
+            && self.keys.is_rows(pool * self.kv_heads, self.k_dim)
+            && self.values.is_rows(pool * self.kv_heads, self.value_stride)
             && (rows == 0 || self.selection.len().is_multiple_of(rows))
             && (self.sinks.is_empty() || self.sinks.len() == self.heads)
             && self.pages.is_valid()
@@ -196,30 +195,113 @@ pub fn attend(isa: Isa, pool: &mut Pool, a: &Attend<'_>, out: &mut [f32]) -> boo
         let first = kv_head * group + part * HEADS;
         let count = HEADS.min((kv_head + 1) * group - first);
         let visible = a.visible(sequences[row], row);
+        let heads = Heads {
+            row,
+            kv_head,
+            first,
+            count,
+            visible: &visible,
+        };
         // SAFETY: `isa` was detected; lengths were checked; a task's heads of a row are its own.
-        unsafe { some_heads(isa, a, row, (kv_head, first, count), &visible, to.get()) }
+        unsafe { some_heads(isa, a, heads, to.get()) }
     })
+}
+
+/// What a task computes: heads of a row, which share a key head.
+#[derive(Clone, Copy)]
+struct Heads<'a> {
+    row: usize,
+    kv_head: usize,
+    first: usize,
+    count: usize,
+    /// Rows of the pool.
+    visible: &'a [usize],
+}
+
+/// # Safety
+/// As for [`heads_kernel`], and the CPU has the instruction set.
+unsafe fn some_heads(isa: Isa, a: &Attend<'_>, heads: Heads<'_>, out: *mut f32) {
+    let (k, v) = ([a.k_dim; 2], [a.value_stride, a.v_dim]);
+    // SAFETY: forwarded to the caller; storage types are transparent over their bits.
+    unsafe {
+        match (a.keys, a.values) {
+            (Cells::F32(keys), Cells::F32(values)) => {
+                heads_of::<f32>(
+                    isa,
+                    a,
+                    [Rows::new(keys, k), Rows::new(values, v)],
+                    heads,
+                    out,
+                );
+            }
+            (Cells::F16(keys), Cells::F16(values)) => {
+                heads_of::<F16>(
+                    isa,
+                    a,
+                    [Rows::new(keys, k), Rows::new(values, v)],
+                    heads,
+                    out,
+                );
+            }
+            (Cells::Bf16(keys), Cells::Bf16(values)) => {
+                heads_of::<Bf16>(
+                    isa,
+                    a,
+                    [Rows::new(keys, k), Rows::new(values, v)],
+                    heads,
+                    out,
+                );
+            }
+            (Cells::Q8(keys), Cells::Q8(values)) => {
+                heads_of::<Q8>(
+                    isa,
+                    a,
+                    [Rows::new(keys, k), Rows::new(values, v)],
+                    heads,
+                    out,
+                );
+            }
+            (Cells::Q4(keys), Cells::Q4(values)) => {
+                heads_of::<Q4>(
+                    isa,
+                    a,
+                    [Rows::new(keys, k), Rows::new(values, v)],
+                    heads,
+                    out,
+                );
+            }
+            _ => {}
+        }
+    }
 }
 
 dispatch! {
     /// Some heads of a row.
-    unsafe fn some_heads(a: &Attend<'_>, row: usize, heads: (usize, usize, usize), visible: &[usize], out: *mut f32) = heads_kernel
+    unsafe fn heads_of[C: Stored][C](a: &Attend<'_>, pools: [Rows<'_, C>; 2], heads: Heads<'_>, out: *mut f32) = heads_kernel
 }
 
 /// # Safety
 /// `out` is as long as `a` says, and nobody else touches these heads of the row.
 #[inline(always)]
-unsafe fn heads_kernel<S: Simd>(
+unsafe fn heads_kernel<S: Simd, C: Stored>(
     a: &Attend<'_>,
-    row: usize,
-    (kv_head, first, count): (usize, usize, usize),
-    visible: &[usize],
+    [keys, values]: [Rows<'_, C>; 2],
+    heads: Heads<'_>,
     out: *mut f32,
 ) {
+    let Heads {
+        row,
+        kv_head,
+        first,
+        count,
+        visible,
+    } = heads;
     let n = visible.len();
     let mut scores = vec![0.0f32; count * n];
+    let mut room = keys.room();
     for (i, at) in visible.iter().enumerate() {
-        let key = &a.keys[(at * a.kv_heads + kv_head) * a.k_dim..][..a.k_dim];
+        // SAFETY: this is compiled for the instruction set.
+        let key = unsafe { keys.row::<S>(at * a.kv_heads + kv_head, &mut room) };
         for h in 0..count {
             let q = &a.q[(row * a.heads + first + h) * a.k_dim..][..a.k_dim];
             let score = dot(q, key) * a.scale;
@@ -250,8 +332,10 @@ unsafe fn heads_kernel<S: Simd>(
     let y = unsafe {
         core::slice::from_raw_parts_mut(out.add((row * a.heads + first) * a.v_dim), count * a.v_dim)
     };
+    let mut room = values.room();
     for (i, at) in visible.iter().enumerate() {
-        let value = &a.values[(at * a.kv_heads + kv_head) * a.value_stride..][..a.v_dim];
+        // SAFETY: this is compiled for the instruction set.
+        let value = unsafe { values.row::<S>(at * a.kv_heads + kv_head, &mut room) };
         for (h, y) in y.chunks_exact_mut(a.v_dim).enumerate() {
             let weight = scores[h * n + i];
             for (y, v) in y.iter_mut().zip(value) {
@@ -284,8 +368,8 @@ pub struct Index<'a> {
     pub q: &'a [f32],
     /// `[T, H]`.
     pub weights: &'a [f32],
-    /// `[rows of the pool, D]`, this step's included.
-    pub keys: &'a [f32],
+    /// `[rows of the pool, row of D]`, this step's included.
+    pub keys: Cells<'a>,
     /// Positions and pages.
     pub pages: Pages<'a>,
     /// H.
@@ -311,7 +395,7 @@ impl Index<'_> {
             && self.scale > 0.0
             && self.q.len() == rows * self.heads * self.dim
             && self.weights.len() == rows * self.heads
-            && self.keys.len() == pool * self.dim
+            && self.keys.is_rows(pool, self.dim)
             && self.pages.is_valid()
     }
 }
@@ -376,23 +460,49 @@ pub fn index(isa: Isa, pool: &mut Pool, i: &Index<'_>, out: &mut [i32]) -> bool 
     done
 }
 
+/// # Safety
+/// As for [`keys_kernel`], and the CPU has the instruction set.
+unsafe fn some_keys(
+    isa: Isa,
+    i: &Index<'_>,
+    row: (usize, usize),
+    keys: (usize, usize),
+    to: *mut f32,
+) {
+    let sizes = [i.dim; 2];
+    // SAFETY: forwarded to the caller; storage types are transparent over their bits.
+    unsafe {
+        match i.keys {
+            Cells::F32(pool) => keys_of::<f32>(isa, i, Rows::new(pool, sizes), row, keys, to),
+            Cells::F16(pool) => keys_of::<F16>(isa, i, Rows::new(pool, sizes), row, keys, to),
+            Cells::Bf16(pool) => keys_of::<Bf16>(isa, i, Rows::new(pool, sizes), row, keys, to),
+            Cells::Q8(pool) => keys_of::<Q8>(isa, i, Rows::new(pool, sizes), row, keys, to),
+            Cells::Q4(pool) => keys_of::<Q4>(isa, i, Rows::new(pool, sizes), row, keys, to),
+        }
+    }
+}
+
 dispatch! {
     /// Scores of some keys of a row.
-    unsafe fn some_keys(i: &Index<'_>, row: (usize, usize), keys: (usize, usize), to: *mut f32) = keys_kernel
+    unsafe fn keys_of[C: Stored][C](i: &Index<'_>, pool: Rows<'_, C>, row: (usize, usize), keys: (usize, usize), to: *mut f32) = keys_kernel
 }
 
 /// # Safety
 /// `to` has room for the keys, and nobody else writes there.
 #[inline(always)]
-unsafe fn keys_kernel<S: Simd>(
+unsafe fn keys_kernel<S: Simd, C: Stored>(
     i: &Index<'_>,
+    pool: Rows<'_, C>,
     (row, sequence): (usize, usize),
     (first, count): (usize, usize),
     to: *mut f32,
 ) {
     let weights = &i.weights[row * i.heads..(row + 1) * i.heads];
+    let mut room = pool.room();
     for position in first..first + count {
-        let key = &i.keys[i.pages.pool_row(sequence, position) * i.dim..][..i.dim];
+        let at = i.pages.pool_row(sequence, position);
+        // SAFETY: this is compiled for the instruction set.
+        let key = unsafe { pool.row::<S>(at, &mut room) };
         let mut score = 0.0;
         for (h, weight) in weights.iter().enumerate() {
             let q = &i.q[(row * i.heads + h) * i.dim..][..i.dim];
@@ -404,122 +514,4 @@ unsafe fn keys_kernel<S: Simd>(
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    const PAGES: Pages<'static> = Pages {
-        positions: &[2, 3, 0],
-        page_table: &[2, 1, 1, 0],
-        row_starts: &[0, 2, 2],
-        page_size: 2,
-        pages: 3,
-    };
-
-    fn base<'a>(keys: &'a [f32], selection: &'a [i32]) -> Attend<'a> {
-        Attend {
-            q: &[0.0; 3],
-            keys,
-            values: keys,
-            value_stride: 1,
-            selection,
-            sinks: &[],
-            pages: PAGES,
-            heads: 1,
-            kv_heads: 1,
-            k_dim: 1,
-            v_dim: 1,
-            scale: 1.0,
-            softcap: 0.0,
-            window: 0,
-            chunk: 0,
-        }
-    }
-
-    /// Positions 0 to 3 of the first sequence hold 5, 6, 3, 4.
-    const KEYS_OF_POOL: [f32; 6] = [0.0, 0.0, 3.0, 4.0, 5.0, 6.0];
-
-    fn averages(a: &Attend<'_>) -> Vec<f32> {
-        let mut out = vec![9.0; 3];
-        assert!(attend(Isa::best(), &mut Pool::new(2).unwrap(), a, &mut out));
-        // Shares are rounded; the numbers asked for are not.
-        out.iter().map(|x| (x * 1024.0).round() / 1024.0).collect()
-    }
-
-    #[test]
-    fn a_query_without_scores_averages_what_it_sees() {
-        let all = base(&KEYS_OF_POOL, &[]);
-        assert_eq!(averages(&all), [4779.0 / 1024.0, 4.5, 0.0]);
-        assert_eq!(averages(&Attend { window: 2, ..all }), [4.5, 3.5, 0.0]);
-        assert_eq!(averages(&Attend { chunk: 2, ..all }), [3.0, 3.5, 0.0]);
-        // Positions to come, none, and one behind the window do not count.
-        let chosen = base(&KEYS_OF_POOL, &[0, 3, 1, -1, -1, -1]);
-        assert_eq!(averages(&chosen), [5.0, 6.0, 0.0]);
-        assert_eq!(
-            averages(&Attend {
-                window: 2,
-                ..chosen
-            }),
-            [0.0; 3]
-        );
-    }
-
-    #[test]
-    fn the_best_keys_are_chosen_and_all_of_few() {
-        let choice = Index {
-            q: &[1.0, -1.0, 1.0, -1.0, 0.0, 0.0],
-            weights: &[1.0, 100.0, -1.0, 100.0, 1.0, 1.0],
-            keys: &KEYS_OF_POOL,
-            pages: PAGES,
-            heads: 2,
-            dim: 1,
-            top_k: 3,
-            scale: 0.5,
-        };
-        let mut out = vec![7; 9];
-        assert!(index(
-            Isa::best(),
-            &mut Pool::new(1).unwrap(),
-            &choice,
-            &mut out
-        ));
-        out[3..6].sort_unstable();
-        // The second head sees nothing above 0; the second row wants small keys: 5, 3 and 4.
-        assert_eq!(out, [0, 1, 2, 0, 2, 3, -1, -1, -1]);
-    }
-
-    #[test]
-    fn what_is_not_in_the_pool_is_refused() {
-        assert!(PAGES.is_valid());
-        for bad in [
-            Pages {
-                positions: &[2, 4, 0],
-                ..PAGES
-            },
-            Pages {
-                page_table: &[2, 3, 1, 0],
-                ..PAGES
-            },
-            Pages {
-                row_starts: &[0, 3, 2],
-                ..PAGES
-            },
-            Pages {
-                row_starts: &[0, 2, 4],
-                ..PAGES
-            },
-            Pages {
-                row_starts: &[],
-                ..PAGES
-            },
-        ] {
-            assert!(!bad.is_valid(), "{bad:?}");
-        }
-        assert!(
-            !Attend {
-                v_dim: 2,
-                ..base(&KEYS_OF_POOL, &[])
-            }
-            .is_valid()
-        );
-    }
-}
+mod tests;

@@ -244,18 +244,21 @@ fn write_nibbles(row: &[f32], stored: &mut [u8]) {
 }
 
 /// A stored row of elements, behind a pointer to its first unit.
-pub(super) trait Stored: Copy {
+pub(crate) trait Stored: Copy {
     /// How the row is stored.
     const FORMAT: Format;
+    /// Whether the type is f32, so that a row can be read as it is.
+    const IS_F32: bool = false;
     /// Elements `at..` of a row of `width`, as many as there are lanes; those beyond the row are 0. `at` is a
     /// multiple of the lanes.
     unsafe fn load<S: Simd>(row: *const Self, at: usize, width: usize) -> S;
 }
 
 macro_rules! plain {
-    ($($t:ty),*) => {$(
+    ($($t:ty, $is_f32:literal);*) => {$(
         impl Stored for $t {
             const FORMAT: Format = Format::Plain;
+            const IS_F32: bool = $is_f32;
             #[inline(always)]
             unsafe fn load<S: Simd>(row: *const Self, at: usize, width: usize) -> S {
                 // SAFETY: the caller vouches for the row; nothing behind it is read.
@@ -264,17 +267,17 @@ macro_rules! plain {
         }
     )*};
 }
-plain!(f32, F16, Bf16);
+plain!(f32, true; F16, false; Bf16, false);
 
 /// A byte of a row of [`Format::Q8`].
 #[derive(Debug, Clone, Copy)]
 #[repr(transparent)]
-pub(super) struct Q8(u8);
+pub(crate) struct Q8(u8);
 
 /// A byte of a row of [`Format::Q4`].
 #[derive(Debug, Clone, Copy)]
 #[repr(transparent)]
-pub(super) struct Q4(u8);
+pub(crate) struct Q4(u8);
 
 /// The scale of element `at`, in every lane.
 #[inline(always)]
@@ -342,11 +345,11 @@ impl Stored for Q4 {
 }
 
 #[cfg(test)]
-pub(super) mod testing {
+pub(crate) mod testing {
     use super::*;
 
     /// A stored row as its definition has it.
-    pub(in crate::attention) fn read(format: Format, stored: &[u8], width: usize) -> Vec<f64> {
+    pub(crate) fn read(format: Format, stored: &[u8], width: usize) -> Vec<f64> {
         let (scales, codes) = stored.split_at(scale_bytes(width));
         let scale = |i: usize| {
             f64::from(f16::from_le_bytes([

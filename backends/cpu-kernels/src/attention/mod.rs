@@ -8,13 +8,17 @@ mod few;
 mod many;
 #[cfg(test)]
 mod tests;
+mod widen;
 
 use crate::Isa;
 use crate::factor::{Bf16, F16};
 use crate::pool::Pool;
 use crate::simd::Simd;
+#[cfg(test)]
+pub(crate) use cells::testing::read;
 pub use cells::{Cells, CellsMut, Format};
-use cells::{Q4, Q8, Stored};
+pub(crate) use cells::{Q4, Q8, Stored};
+pub(crate) use widen::Rows;
 
 /// Operands of a step, row-major.
 #[derive(Clone, Copy)]

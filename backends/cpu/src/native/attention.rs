@@ -260,7 +260,7 @@ pub(super) unsafe fn attend(
 }
 
 /// How a pool whose rows have `width` elements is stored: bytes are quantised rows.
-fn format_of(pool: &View, width: i64) -> Option<Format> {
+pub(super) fn format_of(pool: &View, width: i64) -> Option<Format> {
     let bytes = *pool.shape().last()?;
     match pool.dtype {
         DType::F32 | DType::F16 | DType::BF16 => Some(Format::Plain),
@@ -273,7 +273,7 @@ fn format_of(pool: &View, width: i64) -> Option<Format> {
 ///
 /// # Safety
 /// The view is contiguous, its tensor lives for `'a`, and nobody else uses it meanwhile.
-unsafe fn cells<'a>(pool: &View, format: Format) -> Option<CellsMut<'a>> {
+pub(super) unsafe fn cells<'a>(pool: &View, format: Format) -> Option<CellsMut<'a>> {
     // SAFETY: the type is checked; the rest is the caller's promise.
     unsafe {
         match (pool.dtype, format) {

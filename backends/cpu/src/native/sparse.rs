@@ -7,8 +7,10 @@ use mlxcel_abi::ops::BackendOps;
 use mlxcel_abi::ops_args::PagedAttentionArgs;
 use mlxcel_abi::{DType, ErrorObj, Result, Status, Tensor};
 use mlxcel_backend_mlx::native::{Native, View};
+use mlxcel_cpu_kernels::attention::{Cells, CellsMut};
 use mlxcel_cpu_kernels::sparse::{Attend, Index, Pages, attend, index};
 
+use super::attention::{cells, format_of};
 use super::{Outcome, State, attempt, filled, floats};
 
 pub(super) fn install(table: &mut BackendOps) {
@@ -75,15 +77,26 @@ unsafe fn slots_of<'a>(
     Ok((slots.len() == pages.positions.len() && slots.iter().all(within)).then_some(slots))
 }
 
-/// Writes rows of `width` elements to their slots.
-fn append(pool: &mut [f32], rows: &[f32], slots: &[i32], width: usize) {
-    for (slot, row) in slots.iter().zip(rows.chunks_exact(width)) {
-        let at = *slot as usize * width;
-        pool[at..at + width].copy_from_slice(row);
+/// The view of a pool that is to be read and written in place, not a copy of it; none where it has gaps.
+fn in_place(native: &Native<'_>, t: Tensor) -> Result<Option<View>> {
+    let view = native.view(t)?;
+    Ok((view.is_contiguous && !view.is_empty()).then_some(view))
+}
+
+/// The step over what the pools hold; latent keys hold their values.
+fn over<'a>(
+    step: Attend<'a>,
+    keys: &'a CellsMut<'_>,
+    values: Option<&'a CellsMut<'_>>,
+) -> Attend<'a> {
+    Attend {
+        keys: keys.cells(),
+        values: values.unwrap_or(keys).cells(),
+        ..step
     }
 }
 
-/// Attention that appends nothing, or over latent or chosen keys, with f32 pools.
+/// Attention that appends nothing, or over latent or chosen keys.
 ///
 /// # Safety
 /// The caller holds all tensors, and `row_starts` has `n_sequences + 1` values.
@@ -92,31 +105,44 @@ pub(super) unsafe fn special_attention(
     state: &mut State,
     args: &PagedAttentionArgs,
 ) -> Result<Option<[Tensor; 3]>> {
-    let (Some(q), Some(k_pool)) = (floats(&native, args.q)?, floats(&native, args.k_pool)?) else {
+    let (Some(q), Some(k_pool)) = (floats(&native, args.q)?, in_place(&native, args.k_pool)?)
+    else {
         return Ok(None);
     };
     let optional = |t: Tensor| match t.is_none() {
         true => Ok(Some(None)),
         false => floats(&native, t).map(|view| view.map(Some)),
     };
+    let v_pool = match args.v_pool.is_none() {
+        true => Some(None),
+        false => in_place(&native, args.v_pool)?.map(Some),
+    };
     let (Some(k), Some(v), Some(v_pool), Some(sinks)) = (
         optional(args.k)?,
         optional(args.v)?,
-        optional(args.v_pool)?,
+        v_pool,
         optional(args.sinks)?,
     ) else {
         return Ok(None);
     };
-    let (&[rows, heads, k_dim], &[_, _, kv_heads, width]) = (q.shape(), k_pool.shape()) else {
+    let (&[rows, heads, k_dim], &[_, _, kv_heads, stored]) = (q.shape(), k_pool.shape()) else {
+        return Ok(None);
+    };
+    let Some(format) = format_of(&k_pool, k_dim) else {
         return Ok(None);
     };
     let (value_stride, v_dim) = match &v_pool {
-        None => (width, i64::from(args.latent_dim)),
+        None => (k_dim, i64::from(args.latent_dim)),
         Some(v_pool) => match *v_pool.shape() {
-            [pages, size, v_heads, v_dim]
-                if [pages, size, v_heads] == k_pool.shape()[..3] && args.latent_dim == 0 =>
+            [pages, size, v_heads, v_stored]
+                if [pages, size, v_heads] == k_pool.shape()[..3]
+                    && v_pool.dtype == k_pool.dtype
+                    && args.latent_dim == 0 =>
             {
-                (v_dim, v_dim)
+                let Some(v_dim) = format.width(v_stored as usize) else {
+                    return Ok(None);
+                };
+                (v_dim as i64, v_dim as i64)
             }
             _ => return Ok(None),
         },
@@ -126,9 +152,9 @@ pub(super) unsafe fn special_attention(
         None => !wanted,
         Some(view) => wanted && view.shape() == [rows, kv_heads, width],
     };
-    let fits = width == k_dim
+    let fits = format.row_len(k_dim as usize) == stored as usize
         && (1..=value_stride).contains(&v_dim)
-        && rows_fit(&k, !reads, width)
+        && rows_fit(&k, !reads, k_dim)
         && rows_fit(&v, !reads && v_pool.is_some(), v_dim);
     if !fits {
         return Ok(None);
@@ -158,42 +184,58 @@ pub(super) unsafe fn special_attention(
             None => return Ok(None),
         },
     };
-    // SAFETY: contiguous views of the checked types, of tensors that the caller holds.
-    let step = |keys: &View, values: &View| unsafe {
-        Attend {
-            q: q.as_slice(),
-            keys: keys.as_slice(),
-            values: values.as_slice(),
-            value_stride: value_stride as usize,
-            selection: selection.map_or(&[], |view| view.as_slice()),
-            sinks: sinks.map_or(&[], |view| view.as_slice()),
-            pages,
-            heads: heads as usize,
-            kv_heads: kv_heads as usize,
-            k_dim: k_dim as usize,
-            v_dim: v_dim as usize,
-            scale: args.scale,
-            softcap: args.softcap,
-            window: args.window as usize,
-            chunk: args.chunk as usize,
-        }
+    // SAFETY: contiguous views. The pools are the caller's to give: the slot may write into them, and nothing
+    // else reads them meanwhile.
+    let (keys, values) = unsafe {
+        (
+            cells(&k_pool, format),
+            v_pool.map(|v_pool| cells(&v_pool, format)),
+        )
     };
-    let values = v_pool.unwrap_or(k_pool);
-    if !step(&k_pool, &values).is_valid() {
+    let (Some(mut keys), Some(mut values)) = (keys, values.map_or(Some(None), |v| v.map(Some)))
+    else {
+        return Ok(None);
+    };
+    // SAFETY: contiguous views of the checked types, of tensors that the caller holds.
+    let (queries, selection, sinks, new_keys, new_values) = unsafe {
+        let optional = |view: Option<View>| view.map_or(&[][..], |view| view.as_slice::<f32>());
+        (
+            q.as_slice::<f32>(),
+            selection.map_or(&[][..], |view| view.as_slice::<i32>()),
+            optional(sinks),
+            optional(k),
+            optional(v),
+        )
+    };
+    let step = Attend {
+        q: queries,
+        keys: Cells::F32(&[]),
+        values: Cells::F32(&[]),
+        value_stride: value_stride as usize,
+        selection,
+        sinks,
+        pages,
+        heads: heads as usize,
+        kv_heads: kv_heads as usize,
+        k_dim: k_dim as usize,
+        v_dim: v_dim as usize,
+        scale: args.scale,
+        softcap: args.softcap,
+        window: args.window as usize,
+        chunk: args.chunk as usize,
+    };
+    let whole = over(step, &keys, values.as_ref());
+    if !whole.is_valid() {
         return Ok(None);
     }
     if let Some(slots) = slots {
-        // SAFETY: the pools are the caller's to give, and nothing reads them until they are written.
-        unsafe {
-            for (pool, rows, width) in [(Some(k_pool), k, width), (v_pool, v, v_dim)] {
-                if let (Some(pool), Some(rows)) = (pool, rows) {
-                    let width = (kv_heads * width) as usize;
-                    append(pool.as_mut_slice(), rows.as_slice(), slots, width);
-                }
-            }
+        let kv_heads = kv_heads as usize;
+        keys.append(slots, new_keys, [kv_heads, k_dim as usize]);
+        if let Some(values) = &mut values {
+            values.append(slots, new_values, [kv_heads, v_dim as usize]);
         }
     }
-    let step = step(&k_pool, &values);
+    let step = over(step, &keys, values.as_ref());
     let shape = [rows, heads, v_dim];
     let result = filled(&native, &shape, "paged_attention", |out| {
         attend(state.isa, &mut state.pool, &step, out)
@@ -219,14 +261,20 @@ unsafe fn choose(
         floats(&native, args.q)?,
         floats(&native, args.k)?,
         floats(&native, args.weights)?,
-        floats(&native, args.pool)?,
+        in_place(&native, args.pool)?,
     ) else {
         return Ok(None);
     };
-    let (&[rows, heads, dim], &[_, _, width]) = (q.shape(), pool.shape()) else {
+    let (&[rows, heads, dim], &[_, _, stored]) = (q.shape(), pool.shape()) else {
         return Ok(None);
     };
-    if k.shape() != [rows, dim] || weights.shape() != [rows, heads] || width != dim {
+    let Some(format) = format_of(&pool, dim) else {
+        return Ok(None);
+    };
+    let fits = k.shape() == [rows, dim]
+        && weights.shape() == [rows, heads]
+        && format.row_len(dim as usize) == stored as usize;
+    if !fits {
         return Ok(None);
     }
     let tables = (args.positions, args.page_table);
@@ -239,27 +287,43 @@ unsafe fn choose(
     let Some(slots) = (unsafe { slots_of(&native, args.slots, &pages) })? else {
         return Ok(None);
     };
-    // SAFETY: contiguous views of the checked types, of tensors that the caller holds.
-    let step = || unsafe {
-        Index {
-            q: q.as_slice(),
-            weights: weights.as_slice(),
-            keys: pool.as_slice(),
-            pages,
-            heads: heads as usize,
-            dim: dim as usize,
-            top_k: args.top_k as usize,
-            scale: args.scale,
-        }
+    // SAFETY: as for attention.
+    let Some(mut keys) = (unsafe { cells(&pool, format) }) else {
+        return Ok(None);
     };
-    if !step().is_valid() {
+    // SAFETY: contiguous views of the checked type, of tensors that the caller holds.
+    let (queries, weights, new_keys) = unsafe {
+        (
+            q.as_slice::<f32>(),
+            weights.as_slice::<f32>(),
+            k.as_slice::<f32>(),
+        )
+    };
+    let step = Index {
+        q: queries,
+        weights,
+        keys: Cells::F32(&[]),
+        pages,
+        heads: heads as usize,
+        dim: dim as usize,
+        top_k: args.top_k as usize,
+        scale: args.scale,
+    };
+    let whole = Index {
+        keys: keys.cells(),
+        ..step
+    };
+    if !whole.is_valid() {
         return Ok(None);
     }
-    // SAFETY: the pool is the caller's to give, and nothing reads it until it is written.
-    unsafe { append(pool.as_mut_slice(), k.as_slice(), slots, dim as usize) };
+    keys.append(slots, new_keys, [1, dim as usize]);
+    let step = Index {
+        keys: keys.cells(),
+        ..step
+    };
     let (result, view) = native.allocate(DType::I32, &[rows, i64::from(args.top_k)])?;
     // SAFETY: freshly allocated with this type; nobody else knows it.
-    let done = index(state.isa, &mut state.pool, &step(), unsafe {
+    let done = index(state.isa, &mut state.pool, &step, unsafe {
         view.as_mut_slice()
     });
     if !done {
