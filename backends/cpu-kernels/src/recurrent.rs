@@ -409,6 +409,93 @@ mod tests {
         }
     }
 
+    /// Sums of the rule in f64, a sequence after the other: results, and states but for those of slot 0.
+    fn expected(delta: &Delta<'_>, pool: &[f32]) -> (Vec<f64>, Vec<f64>) {
+        let (keys, size) = (delta.key_dim, delta.key_dim * delta.dim);
+        let mut states: Vec<f64> = pool.iter().map(|x| f64::from(*x)).collect();
+        let mut out = vec![0.0; delta.v.len()];
+        let lines = delta.states.each().collect::<Vec<_>>();
+        for (head, (source, target, rows)) in
+            (0..delta.heads).flat_map(|head| lines.iter().map(move |line| (head, line)))
+        {
+            let at = |slot: usize| (slot * delta.heads + head) * size;
+            let mut s = match *source {
+                Some(slot) => states[at(slot)..at(slot) + size].to_vec(),
+                None => vec![0.0; size],
+            };
+            for row in rows.clone() {
+                let own = row * delta.heads + head;
+                let key_head = row * delta.key_heads + head * delta.key_heads / delta.heads;
+                let key = |of: &[f32], i: usize| f64::from(of[key_head * keys + i]);
+                let decays = delta.g.len() / delta.beta.len();
+                for (i, line) in s.chunks_exact_mut(delta.dim).enumerate() {
+                    let g = delta.g[own * decays + i % decays];
+                    line.iter_mut().for_each(|x| *x *= f64::from(g).exp());
+                }
+                for d in 0..delta.dim {
+                    let recalled: f64 = (0..keys)
+                        .map(|i| key(delta.k, i) * s[i * delta.dim + d])
+                        .sum();
+                    let new = f64::from(delta.v[own * delta.dim + d]) - recalled;
+                    for i in 0..keys {
+                        s[i * delta.dim + d] += key(delta.k, i) * f64::from(delta.beta[own]) * new;
+                        out[own * delta.dim + d] += key(delta.q, i) * s[i * delta.dim + d];
+                    }
+                }
+            }
+            states[at(*target)..at(*target) + size].copy_from_slice(&s);
+        }
+        (out, states.split_off(delta.heads * size))
+    }
+
+    /// Sequences of several lengths, of none, and two of padding in one slot; what is no number in one of them stays
+    /// there.
+    #[test]
+    fn ragged_steps_match_f64() {
+        let (key_heads, heads, key_dim, dim, rows) = (2, 6, 5, 19, 9);
+        let mut v = numbers(rows * heads * dim, 3);
+        let keys = numbers(rows * key_heads * key_dim, 2);
+        let mut pool = Pool::new(2).unwrap();
+        for (bad, decays) in [(0.25, 1), (f32::NAN, key_dim), (f32::INFINITY, 1)] {
+            // In the second sequence.
+            v[5 * heads * dim] = bad;
+            let g = numbers(rows * heads * decays, 4);
+            let delta = Delta {
+                q: &numbers(rows * key_heads * key_dim, 1),
+                k: &keys,
+                v: &v,
+                g: &g,
+                beta: &numbers(rows * heads, 5),
+                states: States {
+                    sources: &[1, -1, 3, -1, -1],
+                    targets: &[4, 2, 1, 0, 0],
+                    row_starts: &[0, 4, 6, 6, 7, 8],
+                    slots: 5,
+                },
+                key_heads,
+                heads,
+                key_dim,
+                dim,
+            };
+            let start = numbers(5 * heads * key_dim * dim, 6);
+            let want = expected(&delta, &start);
+            for isa in Isa::ALL.into_iter().filter(|isa| isa.is_available()) {
+                let (mut states, mut out) = (start.clone(), vec![9.0; v.len()]);
+                assert!(gated_delta(isa, &mut pool, &delta, &mut states, &mut out));
+                let states = &states[heads * key_dim * dim..];
+                let got = out.iter().chain(states);
+                for (i, (got, want)) in got.zip(want.0.iter().chain(&want.1)).enumerate() {
+                    let got = f64::from(*got);
+                    let alike = (got - want).abs() < 1e-5
+                        || got == *want
+                        || (!got.is_finite() && !want.is_finite());
+                    assert!(alike, "{} {bad} {i}: {got} {want}", isa.name());
+                }
+                assert_eq!(bad.is_finite(), out.iter().all(|x| x.is_finite()));
+            }
+        }
+    }
+
     #[test]
     fn a_convolution_sees_the_rows_before_and_keeps_the_last() {
         let conv = Conv {
