@@ -451,3 +451,23 @@ fn a_rank_that_hangs_is_a_stuck_step_and_the_server_can_still_end() {
     signal(ranks[0], Signal::CONT);
     server.wait_for("the rank is gone", |_| !is_rank(ranks[0], None));
 }
+
+/// What ranks say when the first one is gone in the middle of a step is for nobody: who ended it knows.
+#[test]
+fn ranks_that_lost_the_first_are_silent() {
+    let mut server = server(("llama", "llama-gqa"), "4");
+    let mut stream = Connection::open(server.address());
+    let mut body = question("AB", 200);
+    body["stream"] = true.into();
+    let headers = ["Content-Type: application/json"];
+    let body = body.to_string();
+    stream.send("POST", "/v1/completions", &headers, body.as_bytes());
+    assert_eq!(stream.head().status, 200);
+    assert!(stream.chunk().is_some());
+    signal(server.id(), Signal::KILL);
+    // Stderr ends when nobody has it any more.
+    let ended = server.wait();
+    assert_eq!(ended.code, None);
+    let last = ended.stderr.lines().last().unwrap_or_default();
+    assert!(last.starts_with("ready: "), "{}", ended.stderr);
+}

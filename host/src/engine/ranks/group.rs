@@ -8,6 +8,7 @@ use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
 use std::process::{Command, Stdio};
 use std::sync::mpsc::{Receiver, Sender, channel};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use super::super::error::EngineError;
@@ -25,6 +26,8 @@ pub struct Ranks {
     ready: Receiver<()>,
     failure: Failure,
     addresses: Vec<String>,
+    /// Threads that pass on what the ranks write to stderr.
+    words: Vec<JoinHandle<()>>,
     /// All have loaded their part.
     is_ready: bool,
     /// A step was ordered that has not ended here.
@@ -54,6 +57,7 @@ impl Ranks {
             ready,
             failure,
             addresses,
+            words: Vec::new(),
             is_ready: false,
             is_ordered: false,
         };
@@ -75,17 +79,28 @@ impl Ranks {
         ready: Sender<()>,
     ) -> io::Result<()> {
         let (mut ours, theirs) = UnixStream::pair()?;
-        let child = Command::new(std::env::current_exe()?)
+        let mut child = Command::new(std::env::current_exe()?)
             .arg(RANK_COMMAND)
             .envs(environment)
             .stdin(Stdio::from(OwnedFd::from(theirs)))
             // Libraries may print there, and results go to stdout.
             .stdout(Stdio::null())
+            // Passed on by us, so that it ends with us: ranks that lost the first say so ten times over.
+            .stderr(Stdio::piped())
             // Ctrl-C is for rank 0, which ends the others.
             .process_group(0)
             .spawn()?;
         let id = child.id();
+        let words = child.stderr.take();
         self.failure.adopt(child);
+        if let Some(mut words) = words {
+            let thread = std::thread::Builder::new().name(format!("mlxcel-words-{rank}"));
+            let pass_on = move || {
+                // Where stderr is gone there is nobody to tell.
+                let _ = io::copy(&mut words, &mut io::stderr());
+            };
+            self.words.push(thread.spawn(pass_on)?);
+        }
         let link = ours.try_clone()?;
         let failure = self.failure.clone();
         std::thread::Builder::new()
@@ -183,6 +198,9 @@ impl Drop for Ranks {
         // One that still loads may wait for others that never come.
         self.failure
             .reap(if self.is_ready { GRACE } else { Duration::ZERO });
+        for thread in self.words.drain(..) {
+            let _ = thread.join();
+        }
     }
 }
 
