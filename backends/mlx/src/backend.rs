@@ -261,7 +261,12 @@ unsafe extern "C" fn probe(
         if out.is_null() {
             return Err(AbiError::invalid("probe: the result pointer is null"));
         }
-        let text = (backend.description.probe)()?.to_json().to_string();
+        let mut probe = (backend.description.probe)()?;
+        if !backend.description.rounds_activations {
+            let word = "preferred_precision".to_owned();
+            probe.details.entry(word).or_insert_with(|| "exact".into());
+        }
+        let text = probe.to_json().to_string();
         // SAFETY: not null, and the caller vouches for it.
         unsafe { out.write(OwnedBytes::from_vec(text.into_bytes())) };
         Ok(())

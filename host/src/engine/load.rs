@@ -19,6 +19,7 @@ use super::prefix_disk::{DiskOptions, DiskTier};
 use super::ranks::{Failure, RankPlan, Split};
 use super::room::{Shared, room};
 use super::runner::{PAGE_SIZE, Runner};
+use super::schedule::Budget;
 use super::thread::EngineHandle;
 
 /// How a model is loaded.
@@ -112,6 +113,12 @@ pub struct EngineFacts {
     pub weights_bytes: u64,
     /// Processes that the model is split over; 1 is whole.
     pub ranks: usize,
+    /// Bounds of a step.
+    pub steps: Budget,
+    /// Compute threads of a rank; none where nobody asked for any and the backend does not say.
+    pub threads: Option<usize>,
+    /// How far products round; none where nobody asked and the backend does not say.
+    pub precision: Option<Precision>,
     /// From the start of loading to readiness.
     pub load: Duration,
 }
@@ -129,8 +136,8 @@ pub fn start_engine(
         Some(_) => Failure::possible(),
         None => Failure::default(),
     };
-    let BatchLimits { parallel, budget } = options.limits;
-    let budget = budget.or(prefill_rows(&backend));
+    let parallel = options.limits.parallel;
+    let budget = step_budget(&options, &backend);
     EngineHandle::start(parallel, budget, ranks.clone(), move || {
         load_runner(&opened, &backend, &options, ranks, &progress)
     })
@@ -226,6 +233,11 @@ pub fn load_runner(
         vocab_size: opened.desc.vocab_size,
         weights_bytes,
         ranks: split.as_ref().map_or(1, |split| split.size()),
+        steps: step_budget(options, selected),
+        threads: Some(settled.threads)
+            .filter(|threads| *threads > 0)
+            .or_else(|| default_threads(selected)),
+        precision: options.precision.or_else(|| preferred_precision(selected)),
         load: started.elapsed(),
     };
     let page_bytes = desc.kv_bytes_per_token(kv_type) * PAGE_SIZE;
@@ -319,6 +331,23 @@ fn is_asynchronous(selected: &SelectedBackend) -> bool {
 pub fn prefill_rows(selected: &SelectedBackend) -> Option<usize> {
     let rows = selected.report.details.get("prefill_rows")?.as_u64()?;
     usize::try_from(rows).ok().filter(|rows| *rows > 0)
+}
+
+/// Bounds of a step: those asked for, else the backend's, else the engine's.
+pub fn step_budget(options: &LoadOptions, selected: &SelectedBackend) -> Budget {
+    options.limits.budget.or(prefill_rows(selected))
+}
+
+/// Threads that the backend says it computes on where nobody asks for a number.
+pub(super) fn default_threads(selected: &SelectedBackend) -> Option<usize> {
+    let threads = selected.report.details.get("compute_threads")?.as_u64()?;
+    usize::try_from(threads).ok().filter(|threads| *threads > 0)
+}
+
+/// What the backend says it takes where nobody asks for a precision.
+fn preferred_precision(selected: &SelectedBackend) -> Option<Precision> {
+    let word = selected.report.details.get("preferred_precision")?;
+    Precision::from_name(word.as_str()?)
 }
 
 /// What can be said of the options before anything is read but headers, and is not a matter of memory.

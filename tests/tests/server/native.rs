@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 
 use mlxcel_tests::server::Server;
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 
 fn server() -> Server {
@@ -203,6 +204,42 @@ fn properties_and_slots() {
     let after = server.get("/slots");
     assert_eq!(after.json()[0]["next_token"][0]["n_decoded"], 3);
     assert!(!after.text().contains("secret"), "{}", after.text());
+}
+
+/// How many rows a step has comes from the backend and three flags: what came of it is told.
+#[test]
+fn rows_of_a_step_that_are_in_force_are_told() {
+    let chosen = ["--prefill-chunk-size", "64", "--parallel", "2"];
+    let beside = ["--prefill-beside-decode", "16"];
+    for (flags, rows, told) in [
+        (
+            vec![],
+            [512, 128],
+            "4 answers at a time, at most 512 rows a step and 128 of prompts beside answers\n",
+        ),
+        (
+            chosen.to_vec(),
+            [64, 64],
+            "2 answers at a time, at most 64 rows a step and 64 of prompts beside answers\n",
+        ),
+        (
+            [&chosen[..], &beside].concat(),
+            [64, 16],
+            "2 answers at a time, at most 64 rows a step and 16 of prompts beside answers\n",
+        ),
+    ] {
+        let mut server = Server::scripted(&json!({}), &flags);
+        let props = server.get("/props").success();
+        let found = [
+            &props["prefill_chunk_size"],
+            &props["prefill_beside_decode"],
+        ];
+        assert_eq!(found, rows.map(Value::from).each_ref(), "{flags:?}");
+        let process = i32::try_from(server.id()).ok().and_then(Pid::from_raw);
+        kill_process(process.expect("an id"), Signal::TERM).expect("signalled");
+        let ended = server.wait();
+        assert!(ended.stderr.contains(told), "{flags:?}: {}", ended.stderr);
+    }
 }
 
 #[test]

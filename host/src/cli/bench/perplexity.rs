@@ -118,6 +118,22 @@ impl Setting {
     }
 }
 
+/// What a setting is about.
+fn key(text: &str) -> String {
+    text.split('=').next().unwrap_or_default().replace('_', "-")
+}
+
+/// Whether two settings are about the same thing, of which only one could be honoured.
+fn overlap(one: &str, other: &str) -> bool {
+    let both = "cache-type";
+    let [one, other] = [one, other].map(key);
+    let halves = |key: &str| {
+        key.strip_prefix(both)
+            .is_some_and(|end| ["-k", "-v"].contains(&end))
+    };
+    one == other || (one == both && halves(&other)) || (other == both && halves(&one))
+}
+
 /// What is measured, and on what.
 pub struct Subject<'a> {
     /// The checkpoint.
@@ -162,6 +178,7 @@ pub struct Measured {
     name: String,
     dtype: &'static str,
     kv_dtype: &'static str,
+    precision: Option<&'static str>,
     score: Score,
 }
 
@@ -194,15 +211,10 @@ pub fn measure(
         let mut other = base;
         other.name = args.against.join(" ");
         for (place, text) in args.against.iter().enumerate() {
-            let key = |text: &str| text.split('=').next().unwrap_or_default().replace('_', "-");
-            let is_again = args
-                .against
-                .iter()
-                .take(place)
-                .any(|before| key(before) == key(text));
-            if is_again {
+            let before = args.against.iter().take(place);
+            if let Some(before) = before.into_iter().find(|before| overlap(before, text)) {
                 return Err(CliError::usage(format!(
-                    "--against {text}: {} is given twice; all of --against is one setting, so measure the other in a run of its own",
+                    "--against {text}: {} is given twice, {before} says it too; all of --against is one setting, so measure the other in a run of its own",
                     key(text)
                 )));
             }
@@ -275,6 +287,7 @@ fn add(
             name: setting.name.clone(),
             dtype: facts.dtype.name(),
             kv_dtype: facts.kv_type.name(),
+            precision: facts.precision.map(Precision::name),
             score,
         }),
     }
@@ -374,14 +387,17 @@ impl Quality {
     /// For people, and for Markdown.
     pub fn table(&self) -> String {
         let mut text = format!(
-            "text {}, {} chunks of {} tokens\n\n| setting | activations | keys and values | perplexity | +- |\n|---|---|---|---:|---:|\n",
+            "text {}, {} chunks of {} tokens\n\n| setting | activations | keys and values | precision | perplexity | +- |\n|---|---|---|---|---:|---:|\n",
             self.text, self.chunks, self.context
         );
         for setting in &self.settings {
             let (perplexity, error) = setting.score.perplexity();
             text.push_str(&format!(
-                "| {} | {} | {} | {perplexity:.4} | {error:.4} |\n",
-                setting.name, setting.dtype, setting.kv_dtype
+                "| {} | {} | {} | {} | {perplexity:.4} | {error:.4} |\n",
+                setting.name,
+                setting.dtype,
+                setting.kv_dtype,
+                setting.precision.unwrap_or("not said")
             ));
         }
         if let Some(distance) = &self.distance {
@@ -393,7 +409,7 @@ impl Quality {
     /// One line a setting.
     pub fn csv(&self) -> String {
         let mut text =
-            "setting,dtype,kv_dtype,tokens,perplexity,error,mean_kl,max_logit_difference\n"
+            "setting,dtype,kv_dtype,precision,tokens,perplexity,error,mean_kl,max_logit_difference\n"
                 .to_owned();
         for (number, setting) in self.settings.iter().enumerate() {
             let (perplexity, error) = setting.score.perplexity();
@@ -405,8 +421,12 @@ impl Quality {
                 )
             });
             text.push_str(&format!(
-                "{},{},{},{},{perplexity:.6},{error:.6},{kl},{logit}\n",
-                setting.name, setting.dtype, setting.kv_dtype, setting.score.count
+                "{},{},{},{},{},{perplexity:.6},{error:.6},{kl},{logit}\n",
+                setting.name,
+                setting.dtype,
+                setting.kv_dtype,
+                setting.precision.unwrap_or_default(),
+                setting.score.count
             ));
         }
         text
@@ -419,7 +439,7 @@ impl Quality {
             .iter()
             .map(|setting| {
                 let (perplexity, error) = setting.score.perplexity();
-                json!({"setting": setting.name, "dtype": setting.dtype, "kv_dtype": setting.kv_dtype, "tokens": setting.score.count, "perplexity": perplexity, "error": error})
+                json!({"setting": setting.name, "dtype": setting.dtype, "kv_dtype": setting.kv_dtype, "precision": setting.precision, "tokens": setting.score.count, "perplexity": perplexity, "error": error})
             })
             .collect();
         json!({

@@ -1,5 +1,6 @@
 //! Results of a benchmark as table, JSON or CSV.
 
+use std::fmt::Display;
 use std::path::Path;
 
 use serde_json::{Value, json};
@@ -17,8 +18,9 @@ pub struct Report {
     device: String,
     dtype: &'static str,
     kv_dtype: &'static str,
-    threads: usize,
-    precision: &'static str,
+    threads: Setting<usize>,
+    precision: Setting<&'static str>,
+    step_rows: usize,
     is_deterministic: bool,
     context_tokens: usize,
     ranks: usize,
@@ -26,6 +28,24 @@ pub struct Report {
     load_seconds: f64,
     weights_bytes: u64,
     rows: Vec<Row>,
+}
+
+/// What was asked for, and what came of it where the backend says so.
+struct Setting<T> {
+    asked: Option<T>,
+    in_force: Option<T>,
+}
+
+impl<T: Display> Setting<T> {
+    /// For people: the value, and `word` where nobody asked.
+    fn text(&self, word: &str) -> String {
+        match (&self.asked, &self.in_force) {
+            (Some(_), Some(value)) => value.to_string(),
+            (None, Some(value)) => format!("{value} ({word})"),
+            (Some(value), None) => format!("{value} (as asked)"),
+            (None, None) => word.to_owned(),
+        }
+    }
 }
 
 struct Row {
@@ -63,11 +83,15 @@ impl Report {
             device: facts.device.clone(),
             dtype: facts.dtype.name(),
             kv_dtype: facts.kv_type.name(),
-            threads: args.threads,
-            precision: args
-                .load_options()
-                .precision
-                .map_or("auto", Precision::name),
+            threads: Setting {
+                asked: (args.threads > 0).then_some(args.threads),
+                in_force: facts.threads,
+            },
+            precision: Setting {
+                asked: args.load_options().precision.map(Precision::name),
+                in_force: facts.precision.map(Precision::name),
+            },
+            step_rows: facts.steps.rows,
             is_deterministic: args.deterministic,
             context_tokens: facts.context_tokens,
             ranks: facts.ranks,
@@ -94,10 +118,6 @@ impl Report {
         let peak = peak_resident_bytes().map_or_else(String::new, |bytes| {
             format!(", at most {} resident", bytes_text(bytes))
         });
-        let threads = match self.threads {
-            0 => "default".to_owned(),
-            n => n.to_string(),
-        };
         let ranks = match self.ranks {
             1 => String::new(),
             n => format!(", {n} ranks"),
@@ -108,13 +128,14 @@ impl Report {
             ""
         };
         let mut text = format!(
-            "model {}, backend {}, {}, {}, keys and values {}, precision {}{deterministic}{ranks}, threads {threads}, loaded in {:.2} s{peak}\n\n| test | tokens/s | +- |\n|---|---:|---:|\n",
+            "model {}, backend {}, {}, {}, keys and values {}, precision {}{deterministic}{ranks}, threads {}, loaded in {:.2} s{peak}\n\n| test | tokens/s | +- |\n|---|---:|---:|\n",
             self.model,
             self.backend,
             self.device,
             self.dtype,
             self.kv_dtype,
-            self.precision,
+            self.precision.text("auto"),
+            self.threads.text("default"),
             self.load_seconds
         );
         for row in &self.rows {
@@ -138,7 +159,7 @@ impl Report {
                 "{},{},{},{},{:.4},{},{}\n",
                 quoted(&self.model),
                 quoted(&self.backend),
-                self.precision,
+                self.precision.in_force.unwrap_or("auto"),
                 row.case.name(),
                 row.mean,
                 row.deviation
@@ -165,8 +186,11 @@ impl Report {
             "device": self.device,
             "dtype": self.dtype,
             "kv_dtype": self.kv_dtype,
-            "threads": self.threads,
-            "precision": self.precision,
+            "threads": self.threads.in_force,
+            "threads_asked": self.threads.asked.unwrap_or(0),
+            "precision": self.precision.in_force,
+            "precision_asked": self.precision.asked.unwrap_or("auto"),
+            "step_rows": self.step_rows,
             "deterministic": self.is_deterministic,
             "context_tokens": self.context_tokens,
             "ranks": self.ranks,

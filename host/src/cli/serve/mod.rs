@@ -11,7 +11,8 @@ use mlxcel_registry::store::{Resolved, Revision};
 
 use crate::chat::{ChatError, ModelText};
 use crate::engine::batch::BatchLimits;
-use crate::engine::load::prefill_rows;
+use crate::engine::load::step_budget;
+use crate::engine::schedule::Budget;
 use crate::engine::{
     EngineFacts, EngineHandle, LoadOptions, RANK_COMMAND, check_options, check_room, open_model,
     start_engine,
@@ -28,6 +29,7 @@ use super::generation::ModelArgs;
 use super::memory::{Plan, Verdict};
 use super::place::{loader, open_store, usable_catalogue};
 use super::progress::LoadProgress;
+use super::table::counted;
 use flags::{DefaultArgs, KvBudget, LimitArgs, ListenArgs};
 
 /// Flags of `serve`.
@@ -185,7 +187,7 @@ fn prepare(
         prefix: args.limits.prefix(),
         ..args.loading.load_options()
     };
-    let rows = options.limits.budget.or(prefill_rows(&backend)).rows;
+    let rows = step_budget(&options, &backend).rows;
     if rows < options.limits.parallel {
         return Err(CliError::usage(format!(
             "--prefill-chunk-size {rows} is less than --parallel {}: every running answer needs a row of each step; raise the one or lower the other",
@@ -254,13 +256,18 @@ fn load(
         template,
     } = prepared;
     let desc = opened.desc.clone();
+    let parallel = options.limits.parallel;
     let progress = LoadProgress::new(console);
     let started = start_engine(opened, backend, options, progress.reporter());
     progress.finish();
     let (engine, facts): (EngineHandle, EngineFacts) = started?;
     // Ready means that a token was computed, not that files were read.
     engine.score(vec![text.tokenizer.bos_id().unwrap_or(0)])?;
-    console.note(super::session::headline(resolved, &facts));
+    console.note(format_args!(
+        "{}, {}",
+        super::session::headline(resolved, &facts),
+        steps(parallel, &facts)
+    ));
     if let Some(text) = super::session::shortage(&facts) {
         console.note(text);
     }
@@ -279,6 +286,18 @@ fn load(
         defaults,
         created_s: unix_seconds(),
     })
+}
+
+/// What a step of the engine holds.
+fn steps(parallel: usize, facts: &EngineFacts) -> String {
+    let Budget {
+        rows,
+        prefill_rows_beside_decode,
+    } = facts.steps;
+    format!(
+        "{} at a time, at most {rows} rows a step and {prefill_rows_beside_decode} of prompts beside answers",
+        counted(parallel, "answer")
+    )
 }
 
 /// The name of the model in answers, and the other names that requests may use.

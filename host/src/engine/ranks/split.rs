@@ -3,7 +3,7 @@
 use super::super::desc::ModelDesc;
 use super::super::detect::OpenedModel;
 use super::super::error::EngineError;
-use super::super::load::{LoadOptions, Precision};
+use super::super::load::{LoadOptions, Precision, default_threads};
 use super::super::part::Settled;
 use super::RankPlan;
 use super::failure::Failure;
@@ -108,11 +108,9 @@ impl<'a> Split<'a> {
 
     /// Compute threads of each rank: as asked, else what the backend would take, divided by the ranks that share it.
     pub fn threads(&self, asked: usize) -> usize {
-        let all = self.selected.report.details.get("compute_threads");
-        let all = all.and_then(serde_json::Value::as_u64).unwrap_or(0) as usize;
-        match (asked, all) {
-            (0, 0) => 0,
-            (0, all) => (all / self.sharing()).max(1),
+        match (asked, default_threads(self.selected)) {
+            (0, None) => 0,
+            (0, Some(all)) => (all / self.sharing()).max(1),
             (asked, _) => asked,
         }
     }

@@ -32,6 +32,8 @@ pub async fn props(State(app): State<Arc<App>>) -> Result<Response, ApiError> {
             "params": reduced(&defaults.sampling, defaults.max_tokens),
         },
         "total_slots": app.options.limits.parallel,
+        "prefill_chunk_size": served.facts.steps.rows,
+        "prefill_beside_decode": served.facts.steps.prefill_rows_beside_decode,
         "model_alias": served.id,
         "model_path": served.path.display().to_string(),
         "modalities": {"vision": false, "audio": false, "video": false},
