@@ -1,6 +1,6 @@
 //! `mlxcel bench` as a black box: what it refuses, and the perplexity of texts whose continuation is known.
 
-use mlxcel_tests::cli::Mlxcel;
+use mlxcel_tests::cli::{Mlxcel, real_model};
 use mlxcel_tests::scripted::scripted_model;
 use serde_json::{Value, json};
 
@@ -177,6 +177,18 @@ fn what_the_context_does_not_hold_is_refused_before_anything_is_measured() {
     speed(&whole).expect_success();
 }
 
+/// What a report says of threads, precision and steps.
+fn settings(report: &Value) -> Value {
+    let names = [
+        "threads",
+        "threads_asked",
+        "precision",
+        "precision_asked",
+        "step_rows",
+    ];
+    json!(names.map(|name| report[name].clone()))
+}
+
 #[test]
 fn a_report_says_how_it_was_measured_and_one_run_has_no_deviation() {
     let flags = ["-p", "4", "-n", "0", "-r", "1", "-c", "64", "-o"];
@@ -192,14 +204,82 @@ fn a_report_says_how_it_was_measured_and_one_run_has_no_deviation() {
         Some("model,backend,precision,test,tokens_per_second,deviation,repetitions")
     );
     let row: Vec<&str> = lines.next().expect("a row").split(',').collect();
+    // This backend does not say what it takes for `auto`, so that what was asked for is all there is to tell.
     assert_eq!((row[2], row[3], row[5], row[6]), ("auto", "pp4", "", "1"));
     let report: Value = serde_json::from_str(&run("json")).expect("JSON");
     assert_eq!(report["context_tokens"], 64);
     assert_eq!(report["deterministic"], false);
     assert!(report["results"][0]["deviation"].is_null());
     let table = run("table");
-    assert!(table.contains("precision auto"), "{table}");
+    assert!(
+        table.contains("precision auto, threads default,"),
+        "{table}"
+    );
+    assert_eq!(settings(&report), json!([null, 0, null, "auto", 512]));
     assert!(table.trim_end().ends_with("| - |"), "{table}");
+}
+
+/// What a backend takes where nobody asks is told by the backend, and is what it does.
+#[test]
+fn a_report_has_the_settings_in_force() {
+    let mlxcel = Mlxcel::new().with_real_plugins();
+    let model = real_model().display().to_string();
+    let backends = mlxcel.run(["doctor", "--json"]).expect_success().json();
+    let details = &backends["backends"][0]["details"];
+    let default = details["preferred_precision"].as_str().expect("a word");
+    let flags = ["bench", "-m", &model, "-p", "4", "-n", "0", "-r", "1", "-o"];
+    let report = mlxcel.run(flags.iter().chain(&["json"])).expect_success();
+    let report = report.json();
+    let threads = &details["compute_threads"];
+    assert_eq!(settings(&report), json!([threads, 0, default, "auto", 512]));
+    let asked = ["json", "--precision", "fast", "-t", "1"];
+    let report = mlxcel.run(flags.iter().chain(&asked)).expect_success();
+    let report = settings(&report.json());
+    assert_eq!(report, json!([1, 1, "fast", "fast", 512]));
+    let table = mlxcel.run(flags.iter().chain(&["table"])).expect_success();
+    let told = format!("precision {default} (auto), threads {threads} (default)");
+    assert!(table.stdout.contains(&told), "{}", table.stdout);
+
+    let file = mlxcel.file("text.txt", "The quick brown fox jumps over it. ".repeat(8));
+    let file = file.display().to_string();
+    let flags = ["bench", "-m", &model, "--perplexity", &file, "-o", "json"];
+    let short = ["--perplexity-context", "16", "--perplexity-chunks", "1"];
+    for precision in ["exact", "high", "fast"] {
+        let against = format!("precision={precision}");
+        let args = flags.iter().chain(&short);
+        let done = mlxcel
+            .run(args.chain(&["--against", &against]))
+            .expect_success();
+        let report = done.json();
+        let settings = [0, 1].map(|at| report["settings"][at]["precision"].clone());
+        assert_eq!(settings, [json!(default), json!(precision)]);
+        let is_same = report["distance"]["logit_max"] == 0.0;
+        assert_eq!(is_same, precision == default, "{precision}: {report}");
+    }
+}
+
+/// A case that is measured twice takes twice the time and says nothing new.
+#[test]
+fn a_value_that_a_list_has_twice_is_refused() {
+    for (flag, list, value) in [
+        ("-p", "4,4", "4"),
+        ("-n", "8,0,8", "8"),
+        ("-d", "0,16,0", "0"),
+        ("-b", "1,2,1", "1"),
+        ("--n-prompt", "0,0", "0"),
+    ] {
+        let done = speed(&[flag, list]);
+        assert_eq!((done.code, done.stdout.as_str()), (Some(2), ""), "{flag}");
+        let told = format!("{value} is given twice: each case is measured once");
+        assert!(done.stderr.contains(&told), "{flag}: {}", done.stderr);
+    }
+    // A flag that is repeated adds to its list.
+    let done = speed(&["-p", "4", "-p", "4"]);
+    assert!(
+        done.stderr.contains("-p 4 is given twice"),
+        "{}",
+        done.stderr
+    );
 }
 
 #[test]
@@ -245,6 +325,22 @@ fn a_setting_that_is_given_twice_and_a_text_that_is_none_are_told() {
         "{}",
         done.stderr
     );
+    // The types of keys and of values are halves of one thing.
+    for (first, second, is_told) in [
+        ("cache-type=f16", "cache_type_k=f32", true),
+        ("cache-type-v=f32", "cache-type=f16", true),
+        ("cache-type-k=f32", "cache_type_k=f16", true),
+        ("cache_type_k=f32", "cache_type_v=f32", false),
+    ] {
+        let flags = [&file, "--against", first, "--against", second];
+        let done = mlxcel.run(text.iter().copied().chain(flags));
+        assert_eq!(
+            done.stderr.contains("is given twice"),
+            is_told,
+            "{first} {second}: {}",
+            done.stderr
+        );
+    }
     let done = mlxcel.run(text.iter().chain(&["/nowhere/text.txt"]));
     assert_eq!(done.code, Some(2));
     assert!(

@@ -286,7 +286,6 @@ fn without_a_home_paths_work_and_the_store_says_what_to_set() {
     for args in [
         &["list"][..],
         &["rm", "o/n", "--yes"],
-        &["rm", "o/n"],
         &["download", "o/n"],
         &["inspect", "-m", "o/n"],
         &["run", "-p", "x"],

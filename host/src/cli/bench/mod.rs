@@ -8,6 +8,8 @@ mod measure;
 mod perplexity;
 mod report;
 
+use std::collections::BTreeSet;
+
 use clap::{Args, ValueEnum};
 use mlxcel_registry::store::Revision;
 
@@ -78,6 +80,7 @@ pub struct BenchArgs {
 /// Runs the command.
 pub fn run(args: &BenchArgs, console: &Console) -> Result<Exit, CliError> {
     args.quality.check()?;
+    once(args)?;
     let cases = cases(args);
     if cases.is_empty() && args.quality.perplexity.is_none() {
         return Err(CliError::usage(
@@ -158,6 +161,25 @@ pub fn run(args: &BenchArgs, console: &Console) -> Result<Exit, CliError> {
         Output::Csv => console.block(&report.csv())?,
     }
     Ok(Exit::Success)
+}
+
+/// Refuses values that a list has twice, as `--against` does: a case is measured once.
+fn once(args: &BenchArgs) -> Result<(), CliError> {
+    let lists = [
+        ("-p", &args.n_prompt),
+        ("-n", &args.n_gen),
+        ("-d", &args.n_depth),
+        ("-b", &args.batch),
+    ];
+    for (flag, list) in lists {
+        let mut seen = BTreeSet::new();
+        if let Some(value) = list.iter().find(|value| !seen.insert(**value)) {
+            return Err(CliError::usage(format!(
+                "{flag} {value} is given twice: each case is measured once, and -r says in how many runs"
+            )));
+        }
+    }
+    Ok(())
 }
 
 /// Refuses what the context does not hold before anything is measured.
