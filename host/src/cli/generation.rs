@@ -59,7 +59,7 @@ pub enum PrecisionArg {
 /// Whether steps are submitted before the tokens of the ones before them are known.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum LookaheadArg {
-    /// Where the backend goes on working meanwhile
+    /// On where the backend says that it goes on working meanwhile
     Auto,
     /// Wherever tokens are chosen on the device
     On,
@@ -173,7 +173,7 @@ pub struct ModelArgs {
         help_heading = "Model"
     )]
     pub ctx_size: usize,
-    /// Float type of activations, and of caches unless --cache-type-k and -v say otherwise
+    /// Float type of activations
     #[arg(long, value_enum, default_value_t = DTypeArg::Auto, help_heading = "Model")]
     pub dtype: DTypeArg,
     /// Types of keys and values.
@@ -187,7 +187,7 @@ pub struct ModelArgs {
         help_heading = "Plugins"
     )]
     pub backend: BackendChoice,
-    /// Compute threads; 0 lets the backend decide
+    /// Compute threads of each process; 0 lets the backend decide
     #[arg(
         short = 't',
         long,
@@ -202,7 +202,7 @@ pub struct ModelArgs {
     /// Compute every row by itself, so that an answer depends on nothing but its request; slower, and refused where a backend cannot
     #[arg(long, help_heading = "Model")]
     pub deterministic: bool,
-    /// Give the device its next step before the last one's tokens are read; auto where it goes on working meanwhile
+    /// Give the device its next step before the last one's tokens are read; answers are the same
     #[arg(long, value_enum, default_value_t = LookaheadArg::Auto, help_heading = "Model")]
     pub lookahead: LookaheadArg,
     /// Split the model over this many processes, each with a part of every layer; 1 keeps it whole

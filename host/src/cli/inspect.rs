@@ -38,7 +38,7 @@ pub struct InspectArgs {
     /// Sequences at once
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..))]
     batch: u64,
-    /// Float type of activations, and of caches unless told otherwise
+    /// Float type of activations
     #[arg(long, value_enum, default_value_t = DTypeArg::Auto)]
     dtype: DTypeArg,
     #[command(flatten)]

@@ -8,7 +8,7 @@ use crate::plugin::DType;
 /// Types that are asked for.
 #[derive(Debug, Clone, Args)]
 pub struct KvTypeArgs {
-    /// Type of cached keys: f32, f16, bf16, q8_0 or q4_0, and that of the values; the backend's choice unless given
+    /// Type of cached keys: f32, f16, bf16, q8_0 or q4_0, and that of the values; unless given the backend's choice beside f32 activations, else the type of the activations
     #[arg(long, value_name = "TYPE", value_parser = known, help_heading = "Model")]
     cache_type_k: Option<KvType>,
     /// Type of cached values: as for keys

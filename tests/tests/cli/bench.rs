@@ -243,7 +243,17 @@ fn a_report_has_the_settings_in_force() {
     let file = mlxcel.file("text.txt", "The quick brown fox jumps over it. ".repeat(8));
     let file = file.display().to_string();
     let flags = ["bench", "-m", &model, "--perplexity", &file, "-o", "json"];
-    let short = ["--perplexity-context", "16", "--perplexity-chunks", "1"];
+    // Exact products have exact caches unless told otherwise, and only precision is to differ.
+    let short = [
+        "--perplexity-context",
+        "16",
+        "--perplexity-chunks",
+        "1",
+        "--cache-type-k",
+        "f32",
+        "--cache-type-v",
+        "f32",
+    ];
     for precision in ["exact", "high", "fast"] {
         let against = format!("precision={precision}");
         let args = flags.iter().chain(&short);

@@ -202,3 +202,57 @@ fn a_mistyped_command_is_answered_with_commands_for_people() {
         );
     }
 }
+
+/// What `--help` says of a flag, in one line.
+fn help_of(command: &str, flag: &str) -> String {
+    let help = Mlxcel::new().run([command, "--help"]).expect_success();
+    let mut lines = help.stdout.lines();
+    let is_start = |line: &&str| {
+        let mut words = line.split([' ', ',']).filter(|word| !word.is_empty());
+        line.starts_with("  ") && words.any(|word| word == flag)
+    };
+    let start = lines.find(is_start).unwrap_or_default();
+    let is_inside = |line: &&str| line.is_empty() || line.starts_with("          ");
+    let text: Vec<&str> = std::iter::once(start)
+        .chain(lines.take_while(is_inside))
+        .flat_map(str::split_whitespace)
+        .collect();
+    text.join(" ")
+}
+
+/// Defaults that are the backend's are said to be, in the help of the commands that measure, serve and answer alike.
+#[test]
+fn help_says_whose_choice_a_default_is() {
+    let shared = [
+        "--dtype",
+        "--cache-type-k",
+        "--threads",
+        "--precision",
+        "--lookahead",
+    ];
+    let of = |command: &str| shared.map(|flag| help_of(command, flag)).join("\n");
+    let text = of("serve");
+    for command in ["run", "generate", "bench"] {
+        assert_eq!(of(command), text, "{command}");
+    }
+    insta::assert_snapshot!(text, @"
+    --dtype <DTYPE> Float type of activations Possible values: - auto: What backend and checkpoint prefer - f32: 32 bits - f16: IEEE 16 bits - bf16: bfloat16 [default: auto]
+    --cache-type-k <TYPE> Type of cached keys: f32, f16, bf16, q8_0 or q4_0, and that of the values; unless given the backend's choice beside f32 activations, else the type of the activations
+    -t, --threads <N> Compute threads of each process; 0 lets the backend decide [default: 0]
+    --precision <PRECISION> How products are computed, where the backend has a choice Possible values: - auto: What the backend prefers - exact: In the type of the activations - high: With activations rounded to 16 bits in groups - fast: With activations rounded to what is fastest [default: auto]
+    --lookahead <LOOKAHEAD> Give the device its next step before the last one's tokens are read; answers are the same Possible values: - auto: On where the backend says that it goes on working meanwhile - on: Wherever tokens are chosen on the device - off: Never [default: auto]
+    ");
+    let steps = ["--prefill-chunk-size", "--prefill-beside-decode"];
+    let steps = steps.map(|flag| help_of("serve", flag));
+    insta::assert_snapshot!(steps.join("\n"), @"
+    --prefill-chunk-size <N> Most rows of prompts and answers in one step of the engine, at least --parallel [default: the backend's, else 512]
+    --prefill-beside-decode <N> Of them, most rows of prompts while answers run: less is smoother, more begins sooner [default: a quarter of the backend's, 128 or more]
+    ");
+    let lists = ["--n-prompt", "--n-gen", "--repetitions"];
+    let lists = lists.map(|flag| help_of("bench", flag));
+    insta::assert_snapshot!(lists.join("\n"), @"
+    -p, --n-prompt <N,..> Prompt lengths to measure, in tokens; 0 measures none [default: 512]
+    -n, --n-gen <N,..> Answer lengths to measure, in tokens; 0 measures none [default: 128]
+    -r, --repetitions <REPETITIONS> Runs of each case that are counted; one more comes first and is not [default: 3]
+    ");
+}

@@ -45,10 +45,10 @@ pub struct BenchArgs {
     /// Model: a path, `owner/name` or `name`
     #[arg(short = 'm', long)]
     model: String,
-    /// Prompt lengths to measure, in tokens
+    /// Prompt lengths to measure, in tokens; 0 measures none
     #[arg(short = 'p', long, value_name = "N,..", value_delimiter = ',', default_value = "512", value_parser = clap::value_parser!(u32).range(0..))]
     n_prompt: Vec<u32>,
-    /// Answer lengths to measure, in tokens
+    /// Answer lengths to measure, in tokens; 0 measures none
     #[arg(short = 'n', long, value_name = "N,..", value_delimiter = ',', default_value = "128", value_parser = clap::value_parser!(u32).range(0..))]
     n_gen: Vec<u32>,
     /// Tokens in the context before an answer is measured
@@ -63,7 +63,7 @@ pub struct BenchArgs {
     /// Answers that run at a time
     #[arg(short = 'b', long, value_name = "N,..", value_delimiter = ',', default_value = "1", value_parser = clap::value_parser!(u32).range(1..=256))]
     batch: Vec<u32>,
-    /// Runs that are counted
+    /// Runs of each case that are counted; one more comes first and is not
     #[arg(short, long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=1000))]
     repetitions: u32,
     /// Form of the results

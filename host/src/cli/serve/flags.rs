@@ -125,10 +125,10 @@ pub struct LimitArgs {
     /// Bytes of a request's body
     #[arg(long, value_name = "BYTES", default_value_t = 16 << 20, value_parser = body_bytes, help_heading = "Limits")]
     max_body_bytes: usize,
-    /// Rows of prompts and answers in one step of the engine [default: the backend's, 512 or more]
+    /// Most rows of prompts and answers in one step of the engine, at least --parallel [default: the backend's, else 512]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..), help_heading = "Limits")]
     prefill_chunk_size: Option<u32>,
-    /// Of them, rows of prompts while answers run: less is smoother, more begins sooner [default: a quarter of the backend's]
+    /// Of them, most rows of prompts while answers run: less is smoother, more begins sooner [default: a quarter of the backend's, 128 or more]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..), help_heading = "Limits")]
     prefill_beside_decode: Option<u32>,
     /// Bytes for keys and values: auto is most of what the device has left
