@@ -277,7 +277,7 @@ def main():
     parser.add_argument("--options", default="{}", help="what the backend is opened with, as JSON")
     parser.add_argument("--processes", type=int, default=min(24, os.cpu_count() or 1))
     parser.add_argument("--seconds", type=float, default=180.0, help="for all of it")
-    parser.add_argument("--case-seconds", type=float, default=90.0, help="for one case")
+    parser.add_argument("--case-seconds", type=float, default=240.0, help="for one case, in which MLX may compile kernels of its own")
     parser.add_argument("--piece", type=int, default=6, help="cases that a process is given at a time")
     parser.add_argument("--groups", default="", help="names with commas between them; all if not given")
     parser.add_argument("--cache", help="folder of compiled kernels, taken from and kept in")

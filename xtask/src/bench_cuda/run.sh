@@ -5,7 +5,7 @@
 #   kernels   the kernels by themselves, checked and timed
 #   check     memory that runs out, the conformance suite, answers that depend on nothing else
 #   measure   us and both peers; ends with the table
-# CONFORMANCE_SECONDS bounds the suite (600). Uses the python3 on the path for random checkpoints, and for mlx-lm where that is installed.
+# CONFORMANCE_SECONDS bounds the suite (600), MLX_LM_SECONDS mlx-lm with each checkpoint (90). Uses the python3 on the path for random checkpoints, and for mlx-lm where that is installed.
 set -u
 here=$(cd "$(dirname "$0")" && pwd)
 work=${1:-/tmp/mlxcel-bench-cuda}
@@ -108,7 +108,7 @@ if does measure; then
     fi
     measure_mlx_lm() {
         for case in $cases; do
-            mlx_lm "$case" --seconds 90 --streams 1,8,32,64 --prompts 512,4096 --out "$results/$case.mlx-lm.json"
+            mlx_lm "$case" --seconds "${MLX_LM_SECONDS:-90}" --streams 1,8,32,64 --prompts 512,4096 --out "$results/$case.mlx-lm.json"
         done
     }
     [ "$devices" -gt 1 ] && measure_mlx_lm >"$work/mlx-lm.txt" 2>&1 &
