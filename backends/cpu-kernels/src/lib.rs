@@ -12,6 +12,7 @@ pub mod dense;
 mod factor;
 pub mod gemm;
 pub mod gemm_integers;
+pub mod halves;
 pub mod isa;
 pub mod normalise;
 pub mod pool;

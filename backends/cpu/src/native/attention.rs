@@ -4,7 +4,7 @@ use core::ffi::c_void;
 
 use mlxcel_abi::ops::BackendOps;
 use mlxcel_abi::ops_args::PagedAttentionArgs;
-use mlxcel_abi::{AbiError, DType, ErrorObj, Result, Status, Tensor, status};
+use mlxcel_abi::{DType, ErrorObj, Result, Status, Tensor};
 use mlxcel_backend_mlx::native::{Native, View};
 use mlxcel_cpu_kernels::attention::{Cells, CellsMut, Format, Paged, paged};
 
@@ -23,15 +23,9 @@ unsafe extern "C" fn paged_attention(
     let kernel = |native: Native<'_>, state: &mut State| {
         // SAFETY: the slot's contract: a live argument struct.
         let args = unsafe { PagedAttentionArgs::read(args) }?;
-        let is_half = matches!(native.view(args.q)?.dtype, DType::F16 | DType::BF16);
+        let dtype = native.view(args.q)?.dtype;
         // SAFETY: the slot's contract: the caller holds the tensors and the boundaries.
-        let made = unsafe {
-            match is_half && native.view(args.k_pool)?.dtype == DType::U8 {
-                true => attend_halves(native, state, &args, ctx),
-                false => attend(native, state, &args),
-            }
-        };
-        match made? {
+        match unsafe { attend(native, state, &args, dtype) }? {
             Some(made) if !out.is_null() => {
                 // SAFETY: not null, and the caller's to write.
                 unsafe { out.write(made) };
@@ -54,66 +48,22 @@ fn integers(native: &Native<'_>, t: Tensor) -> Result<Option<View>> {
     Ok((view.is_contiguous && view.dtype == DType::I32).then_some(view))
 }
 
-/// Quantised caches beside half activations: the kernels compute in f32, so what is given is widened and
-/// the result narrowed again.
+/// A result of the given type, and the pools.
 ///
-/// # Safety
-/// As for [`attend`]; `mlx` is the table of `ctx`.
-unsafe fn attend_halves(
-    native: Native<'_>,
-    state: &mut State,
-    args: &PagedAttentionArgs,
-    ctx: *mut c_void,
-) -> Result<Option<[Tensor; 3]>> {
-    let mlx = state.mlx.clone();
-    let cast = |t: Tensor, dtype: DType| -> Result<Tensor> {
-        if t.is_none() {
-            return Ok(t);
-        }
-        let mut out = Tensor::NONE;
-        // SAFETY: a slot of the table of this context; nobody asks for an error's text.
-        let status = unsafe { (mlx.cast)(ctx, t, dtype, &raw mut out, core::ptr::null_mut()) };
-        match status {
-            status::OK => Ok(out),
-            code => Err(AbiError::new(code, "the operands cannot be cast to f32")),
-        }
-    };
-    let dtype = native.view(args.q)?.dtype;
-    let wide = PagedAttentionArgs {
-        q: cast(args.q, DType::F32)?,
-        k: cast(args.k, DType::F32)?,
-        v: cast(args.v, DType::F32)?,
-        sinks: cast(args.sinks, DType::F32)?,
-        ..*args
-    };
-    // SAFETY: forwarded to the caller; the casts live until they are released below.
-    let made = unsafe { attend(native, state, &wide) };
-    for t in [wide.q, wide.k, wide.v, wide.sinks] {
-        if !t.is_none() {
-            native.release(t)?;
-        }
-    }
-    let Some([result, keys, values]) = made? else {
-        return Ok(None);
-    };
-    let narrow = cast(result, dtype)?;
-    native.release(result)?;
-    Ok(Some([narrow, keys, values]))
-}
-
 /// # Safety
 /// The caller holds all tensors, and `row_starts` has `n_sequences + 1` values.
 pub(super) unsafe fn attend(
     native: Native<'_>,
     state: &mut State,
     args: &PagedAttentionArgs,
+    dtype: DType,
 ) -> Result<Option<[Tensor; 3]>> {
     if args.row_starts.is_null() {
         return Ok(None);
     }
     if args.latent_dim > 0 || !args.selection.is_none() {
         // SAFETY: forwarded to the caller.
-        return unsafe { super::sparse::special_attention(native, state, args) };
+        return unsafe { super::sparse::special_attention(native, state, args, dtype) };
     }
     let reads = args.read_only != 0;
     if reads != args.k.is_none() || reads != args.v.is_none() {
@@ -164,14 +114,13 @@ pub(super) unsafe fn attend(
     let Some(v_dim) = format.width(pool_v as usize).map(|width| width as i64) else {
         return Ok(None);
     };
-    let is_shape = |view: &Option<View>, wanted: &[i64]| {
-        view.as_ref().is_none_or(|view| view.shape() == wanted)
-    };
+    let is_shape =
+        |view: Option<&View>, wanted: &[i64]| view.is_none_or(|view| view.shape() == wanted);
     let fits = format.row_len(k_dim as usize) == pool_k as usize
         && v_pool.shape() == [pages, page_size, kv_heads, pool_v]
-        && is_shape(&k, &[rows, kv_heads, k_dim])
-        && is_shape(&v, &[rows, kv_heads, v_dim])
-        && is_shape(&slots, &[rows])
+        && is_shape(k.as_deref(), &[rows, kv_heads, k_dim])
+        && is_shape(v.as_deref(), &[rows, kv_heads, v_dim])
+        && is_shape(slots.as_ref(), &[rows])
         && positions.shape() == [rows]
         && page_table.shape().len() == 2
         && page_table.shape().first() == Some(&i64::from(args.n_sequences))
@@ -246,7 +195,7 @@ pub(super) unsafe fn attend(
         ..step
     };
     let shape = [rows, heads as i64, v_dim as i64];
-    let result = filled(&native, &shape, "paged_attention", |out| {
+    let result = filled(&native, dtype, &shape, "paged_attention", |out| {
         paged(state.isa, &mut state.pool, &step, out, &state.attention)
     })?;
     let Some(result) = result else {

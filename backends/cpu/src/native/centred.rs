@@ -66,28 +66,6 @@ impl Steps<'_> {
     }
 }
 
-/// A centred weight expanded to another type than f32.
-pub(super) fn expanded(
-    native: Native<'_>,
-    state: &State,
-    w: &QuantizedWeight,
-    dtype: DType,
-) -> Result<Option<Tensor>> {
-    let Some(wide) = super::products::expand(native, w, DType::F32)? else {
-        return Ok(None);
-    };
-    let (mlx, ctx) = (state.mlx.clone(), state.ctx as *mut c_void);
-    let mut steps = Steps {
-        native,
-        made: vec![wide],
-    };
-    // SAFETY: a slot of the table of this context, with a tensor that is held; nobody asks for texts.
-    let made = steps.run("cast", |out| unsafe {
-        (mlx.cast)(ctx, wide, dtype, out, null_mut())
-    });
-    steps.finish(made).map(Some)
-}
-
 /// A product with a centred weight in the ways that the kernels lack: the weight is expanded to f32, and MLX
 /// multiplies. `gathered` says that the call chooses matrices.
 pub(super) fn expanded_product(

@@ -1,4 +1,4 @@
-//! Convolutions of f32, plain and transposed, in one to three spatial dimensions.
+//! Convolutions, plain and transposed, in one to three spatial dimensions.
 
 use mlxcel_abi::ops::BackendOps;
 use mlxcel_abi::ops_args::ConvArgs;
@@ -6,7 +6,7 @@ use mlxcel_abi::{Result, Tensor};
 use mlxcel_backend_mlx::native::Native;
 use mlxcel_cpu_kernels::conv::{self as kernel, Operands, Shape};
 
-use super::{State, filled, floats, slot};
+use super::{State, filled, floats, joint, slot};
 
 pub(super) fn install(table: &mut BackendOps) {
     table.conv = conv;
@@ -110,9 +110,10 @@ fn compute(native: Native<'_>, state: &mut State, args: &ConvArgs) -> Result<Opt
         .chain(sizes)
         .chain([shape.outputs as i64])
         .collect();
+    let dtype = joint(x.given, w.given);
     // SAFETY: contiguous f32 views of tensors that the caller holds during the call.
     let (x, w) = unsafe { (x.as_slice::<f32>(), w.as_slice::<f32>()) };
-    filled(&native, &dims, "conv", |y| {
+    filled(&native, dtype, &dims, "conv", |y| {
         let run = if args.transposed == 1 {
             kernel::transposed
         } else {

@@ -11,7 +11,7 @@ use mlxcel_cpu_kernels::qmatmul;
 
 use super::centred::{expanded_product, is_centred};
 use super::stacks::Stack;
-use super::{State, filled, floats, slot};
+use super::{State, filled, floats, joint, slot};
 
 pub(super) fn install(table: &mut BackendOps) {
     table.gather_quantized_matmul = gather_quantized_matmul;
@@ -227,7 +227,8 @@ fn gathered(
     };
     // SAFETY: a contiguous f32 view of a tensor that the caller holds.
     let input = unsafe { x.as_slice::<f32>() };
-    filled(&native, &choice.result(stack.rows), name, |out| {
+    let dtype = stack.dtype.map_or(x.given, |w| joint(x.given, w));
+    filled(&native, dtype, &choice.result(stack.rows), name, |out| {
         products(state, &choice, input, stack, out)
     })
 }

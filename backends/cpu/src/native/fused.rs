@@ -11,7 +11,7 @@ use core::ops::Range;
 use mlxcel_abi::error::report;
 use mlxcel_abi::fused_args::{GatedMlpArgs, InputNorm, LinearWeight, ProjectArgs};
 use mlxcel_abi::ops::BackendOps;
-use mlxcel_abi::{AbiError, ErrorObj, Result, Status, Tensor};
+use mlxcel_abi::{AbiError, DType, ErrorObj, Result, Status, Tensor};
 use mlxcel_backend_mlx::native::Native;
 use mlxcel_cpu_kernels::qmatmul::{self, Division, Precision};
 use mlxcel_cpu_kernels::{QuantizedMatrix, gemm, gemm_integers, row};
@@ -19,7 +19,7 @@ use mlxcel_cpu_kernels::{QuantizedMatrix, gemm, gemm_integers, row};
 use super::made::Made;
 use super::products::{matrix, packed_product, plain_product, plain_weight};
 use super::rows::{SERIAL_BELOW, Shared, gate_of};
-use super::{Outcome, State, attempt, floats};
+use super::{Outcome, State, attempt, floats, joint};
 
 pub(super) fn install(table: &mut BackendOps) {
     table.project = project;
@@ -119,9 +119,16 @@ enum Weight<'a> {
 struct Layer<'a> {
     weight: Weight<'a>,
     bias: Option<&'a [f32]>,
+    /// Types of a plain weight and of the bias.
+    types: [Option<DType>; 2],
 }
 
 impl Layer<'_> {
+    /// The type of its result for an input of another, as its parts give it.
+    fn result(&self, x: DType) -> DType {
+        self.types.into_iter().flatten().fold(x, joint)
+    }
+
     /// Columns of its result.
     fn rows(&self) -> usize {
         match &self.weight {
@@ -144,6 +151,8 @@ impl Layer<'_> {
 /// The tensors must live for `'a`.
 unsafe fn layer<'a>(native: &Native<'_>, raw: &LinearWeight) -> Result<Option<Layer<'a>>> {
     // SAFETY: forwarded to the caller.
+    let mut types = [None; 2];
+    // SAFETY: forwarded to the caller.
     let weight = unsafe {
         if raw.plain.is_none() {
             match matrix(native, &raw.quantized, true)? {
@@ -151,18 +160,25 @@ unsafe fn layer<'a>(native: &Native<'_>, raw: &LinearWeight) -> Result<Option<La
                 None => return Ok(None),
             }
         } else {
-            match plain_weight(&native.view(raw.plain)?) {
+            let view = native.view(raw.plain)?;
+            types = [Some(view.dtype), None];
+            match plain_weight(&view) {
                 Some((weight, shape)) => Weight::Plain(weight, shape),
                 None => return Ok(None),
             }
         }
     };
-    let mut layer = Layer { weight, bias: None };
+    let mut layer = Layer {
+        weight,
+        bias: None,
+        types,
+    };
     if !raw.bias.is_none() {
         match floats(native, raw.bias)? {
             Some(bias) if bias.shape() == [layer.rows() as i64] => {
                 // SAFETY: a contiguous f32 view; the rest is the caller's promise.
                 layer.bias = Some(unsafe { bias.as_slice() });
+                layer.types = [types[0], Some(bias.given)];
             }
             _ => return Ok(None),
         }
@@ -170,7 +186,7 @@ unsafe fn layer<'a>(native: &Native<'_>, raw: &LinearWeight) -> Result<Option<La
     Ok(Some(layer))
 }
 
-/// `[T, columns]` in f32, contiguous.
+/// `[T, columns]` as f32, contiguous, with the number of rows and the type that it came in.
 ///
 /// # Safety
 /// The tensor must live for `'a`.
@@ -178,7 +194,7 @@ pub(super) unsafe fn rows_of<'a>(
     native: &Native<'_>,
     t: Tensor,
     columns: usize,
-) -> Result<Option<(&'a [f32], usize)>> {
+) -> Result<Option<(&'a [f32], usize, DType)>> {
     let Some(view) = floats(native, t)? else {
         return Ok(None);
     };
@@ -186,7 +202,7 @@ pub(super) unsafe fn rows_of<'a>(
         &[rows, width] if width == columns as i64 => {
             // SAFETY: a contiguous f32 view; the rest is the caller's promise.
             let elements = unsafe { view.as_slice() };
-            Ok(Some((elements, rows as usize)))
+            Ok(Some((elements, rows as usize, view.given)))
         }
         _ => Ok(None),
     }
@@ -238,6 +254,7 @@ struct Input<'a> {
     given: &'a [f32],
     normed: Option<Made<'a>>,
     rows: usize,
+    dtype: DType,
 }
 
 impl<'a> Input<'a> {
@@ -251,13 +268,14 @@ impl<'a> Input<'a> {
         columns: usize,
     ) -> Result<Option<Self>> {
         // SAFETY: forwarded to the caller.
-        let Some((given, rows)) = (unsafe { rows_of(&native, x, columns) })? else {
+        let Some((given, rows, dtype)) = (unsafe { rows_of(&native, x, columns) })? else {
             return Ok(None);
         };
         let mut input = Self {
             given,
             normed: None,
             rows,
+            dtype,
         };
         if norm.normed == 0 {
             return Ok(Some(input));
@@ -431,13 +449,15 @@ fn projected(
     else {
         return Ok(None);
     };
-    let mut residual = None;
+    let (mut residual, mut added) = (None, None);
     if let (false, [layer]) = (args.residual.is_none(), layers.as_slice()) {
         // SAFETY: as above.
-        residual = match unsafe { rows_of(&native, args.residual, layer.rows()) }? {
-            Some((residual, rows)) if rows == input.rows => Some(residual),
+        match unsafe { rows_of(&native, args.residual, layer.rows()) }? {
+            Some((x, rows, dtype)) if rows == input.rows => {
+                (residual, added) = (Some(x), Some(dtype))
+            }
             _ => return Ok(None),
-        };
+        }
     }
     let mut made = Vec::with_capacity(layers.len());
     for layer in &layers {
@@ -450,7 +470,11 @@ fn projected(
     if !products(state, input.slice(), &layers, outs, residual) {
         return Err(Native::panicked("project"));
     }
-    Ok(Some(made.into_iter().map(Made::give).collect()))
+    let given = made.into_iter().zip(&layers).map(|(made, layer)| {
+        let dtype = layer.result(input.dtype);
+        made.give_in(added.map_or(dtype, |added| joint(dtype, added)))
+    });
+    given.collect::<Result<_>>().map(Some)
 }
 
 /// `f(gate(x)) * up(x)` into `out`. False when a kernel panicked.
@@ -537,13 +561,16 @@ fn mlp(native: Native<'_>, state: &mut State, args: &GatedMlpArgs) -> Result<Opt
     else {
         return Ok(None);
     };
-    let mut residual = None;
+    let inner_type = joint(gate.result(input.dtype), up.result(input.dtype));
+    let (mut residual, mut dtype) = (None, down.result(inner_type));
     if !args.residual.is_none() {
         // SAFETY: as above.
-        residual = match unsafe { rows_of(&native, args.residual, down.rows()) }? {
-            Some((residual, rows)) if rows == input.rows => Some(residual),
+        match unsafe { rows_of(&native, args.residual, down.rows()) }? {
+            Some((x, rows, given)) if rows == input.rows => {
+                (residual, dtype) = (Some(x), joint(dtype, given));
+            }
             _ => return Ok(None),
-        };
+        }
     }
     let rows = input.rows as i64;
     let wide = || Made::new(native, &[rows, inner as i64]);
@@ -555,7 +582,7 @@ fn mlp(native: Native<'_>, state: &mut State, args: &GatedMlpArgs) -> Result<Opt
     if !done {
         return Err(Native::panicked("gated_mlp"));
     }
-    Ok(Some(vec![made.give()]))
+    Ok(Some(vec![made.give_in(dtype)?]))
 }
 
 fn added_and_normed(
@@ -593,5 +620,7 @@ fn added_and_normed(
     if !done {
         return Err(Native::panicked("add_rms_norm"));
     }
-    Ok(Some(vec![sum.give(), normed.give()]))
+    let dtype = joint(x.given, residual.given);
+    let sum = sum.give_in(dtype)?;
+    Ok(Some(vec![sum, normed.give_in(dtype)?]))
 }

@@ -3,6 +3,8 @@
 use mlxcel_abi::{DType, Result, Tensor};
 use mlxcel_backend_mlx::native::{Native, View};
 
+use super::operands::half_of;
+
 /// A tensor of our own, released unless it is given away.
 pub(super) struct Made<'a> {
     native: Native<'a>,
@@ -35,6 +37,17 @@ impl<'a> Made<'a> {
     pub(super) fn give(mut self) -> Tensor {
         core::mem::replace(&mut self.t, Tensor::NONE)
     }
+
+    /// The numbers in the type that the caller expects, f32 or rounded to one of 16 bits.
+    pub(super) fn give_in(mut self, dtype: DType) -> Result<Tensor> {
+        let Some(half) = half_of(dtype) else {
+            return Ok(self.give());
+        };
+        let (t, view) = self.native.allocate(dtype, self.view.shape())?;
+        // SAFETY: freshly allocated with elements of 16 bits; nobody else knows it.
+        half.narrow(self.slice(), unsafe { view.as_mut_slice() });
+        Ok(t)
+    }
 }
 
 impl Drop for Made<'_> {
@@ -44,4 +57,19 @@ impl Drop for Made<'_> {
             let _ = self.native.release(self.t);
         }
     }
+}
+
+/// A new tensor of f32, or of f32 rounded to 16 bits, that a kernel fills; none is left when the kernel fails.
+pub(super) fn filled(
+    native: &Native<'_>,
+    dtype: DType,
+    shape: &[i64],
+    name: &str,
+    fill: impl FnOnce(&mut [f32]) -> bool,
+) -> Result<Option<Tensor>> {
+    let mut made = Made::new(*native, shape)?;
+    if !fill(made.slice()) {
+        return Err(Native::panicked(name));
+    }
+    made.give_in(dtype).map(Some)
 }

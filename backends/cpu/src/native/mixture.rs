@@ -10,7 +10,7 @@ use core::ops::Range;
 
 use mlxcel_abi::fused_args::MixtureArgs;
 use mlxcel_abi::ops::BackendOps;
-use mlxcel_abi::{AbiError, ErrorObj, Result, Status, Tensor};
+use mlxcel_abi::{AbiError, DType, ErrorObj, Result, Status, Tensor};
 use mlxcel_backend_mlx::native::Native;
 use mlxcel_cpu_kernels::{qmatmul, row};
 
@@ -43,6 +43,8 @@ unsafe extern "C" fn mixture(
 struct Mixture<'a> {
     x: &'a [f32],
     rows: usize,
+    /// In which `x` came.
+    dtype: DType,
     /// Experts of a row.
     chosen: usize,
     /// By pairs.
@@ -134,7 +136,7 @@ unsafe fn call<'a>(
         return Ok(None);
     }
     // SAFETY: as above.
-    let Some((x, rows)) = (unsafe { rows_of(native, args.x, columns) })? else {
+    let Some((x, rows, dtype)) = (unsafe { rows_of(native, args.x, columns) })? else {
         return Ok(None);
     };
     let (Some(weights), experts) = (floats(native, args.weights)?, native.view(args.experts)?)
@@ -157,13 +159,14 @@ unsafe fn call<'a>(
     if !args.residual.is_none() {
         // SAFETY: as above.
         residual = match unsafe { rows_of(native, args.residual, columns) }? {
-            Some((residual, others)) if others == rows => Some(residual),
+            Some((residual, others, _)) if others == rows => Some(residual),
             _ => return Ok(None),
         };
     }
     let mixture = Mixture {
         x,
         rows,
+        dtype,
         chosen,
         // SAFETY: a contiguous f32 view; the rest is the caller's promise.
         weights: unsafe { weights.as_slice() },
@@ -206,7 +209,7 @@ fn mixed(native: Native<'_>, state: &mut State, args: &MixtureArgs) -> Result<Op
     if !done {
         return Err(Native::panicked("mixture"));
     }
-    Ok(Some(vec![made.give()]))
+    Ok(Some(vec![made.give_in(mixture.dtype)?]))
 }
 
 impl Mixture<'_> {

@@ -13,6 +13,7 @@ mod fused;
 mod made;
 mod mixture;
 mod movement;
+mod operands;
 mod ordering;
 mod products;
 mod recurrent;
@@ -32,8 +33,8 @@ use std::sync::Mutex;
 use mlxcel_abi::error::report;
 use mlxcel_abi::guard::catch;
 use mlxcel_abi::ops::BackendOps;
-use mlxcel_abi::{AbiError, DType, ErrorObj, Result, Status, Tensor, status};
-use mlxcel_backend_mlx::native::{Native, View};
+use mlxcel_abi::{AbiError, ErrorObj, Result, Status, status};
+use mlxcel_backend_mlx::native::Native;
 use mlxcel_backend_mlx::{KernelSettings, Kernels};
 use mlxcel_cpu_kernels::{
     Isa, Pool, attention as attention_kernel, conv as conv_kernel, gemm, gemm_integers, qmatmul,
@@ -68,8 +69,6 @@ pub(crate) struct State {
 thread_local! {
     /// States of the backends opened on this thread.
     static STATES: RefCell<Vec<State>> = const { RefCell::new(Vec::new()) };
-    /// Copies without gaps that the call under way has made; none where they are not to be made.
-    static COPIES: RefCell<Option<Vec<Tensor>>> = const { RefCell::new(None) };
 }
 
 fn install(table: &mut BackendOps, settings: &KernelSettings) -> Result<()> {
@@ -151,13 +150,9 @@ unsafe fn attempt(
             };
             fallback = Some(Rc::clone(&state.mlx));
             // SAFETY: the slot's contract.
-            let (native, last) = unsafe { (Native::from_raw(ctx)?, Native::from_raw(ctx)?) };
-            COPIES.set(state.keeps_rows_apart.then(Vec::new));
-            let outcome = kernel(native, state);
-            for copy in COPIES.take().unwrap_or_default() {
-                last.release(copy)?;
-            }
-            outcome
+            let native = unsafe { Native::from_raw(ctx) }?;
+            let _call = operands::Call::begin(native, state.keeps_rows_apart);
+            kernel(native, state)
         })
     });
     match (outcome, fallback) {
@@ -200,52 +195,6 @@ macro_rules! slot {
         }
     };
 }
+use made::filled;
+use operands::{floats, joint};
 use slot;
-
-/// A contiguous f32 view, or none. Of several rows there may be gaps where of one there are none, which must not decide who
-/// computes a row where rows are kept apart: then what has gaps is copied.
-fn floats(native: &Native<'_>, t: Tensor) -> Result<Option<View>> {
-    let view = native.view(t)?;
-    if view.dtype != DType::F32 || view.is_empty() {
-        return Ok(None);
-    }
-    if view.is_contiguous {
-        return Ok(Some(view));
-    }
-    if COPIES.with_borrow(Option::is_none) {
-        return Ok(None);
-    }
-    let (copy, to) = native.allocate(DType::F32, view.shape())?;
-    COPIES.with_borrow_mut(|copies| copies.get_or_insert_default().push(copy));
-    let mut at = vec![0_i64; view.shape().len()];
-    // SAFETY: freshly allocated with this type; nobody else knows it.
-    for element in unsafe { to.as_mut_slice::<f32>() } {
-        let offset: i64 = at.iter().zip(view.strides()).map(|(i, s)| i * s).sum();
-        // SAFETY: the strides of a view lead to elements of its tensor, which the caller holds.
-        *element = unsafe { view.data.cast::<f32>().offset(offset as isize).read() };
-        for (i, dim) in at.iter_mut().zip(view.shape()).rev() {
-            *i += 1;
-            if *i < *dim {
-                break;
-            }
-            *i = 0;
-        }
-    }
-    Ok(Some(to))
-}
-
-/// A new f32 tensor that a kernel fills, released again when the kernel fails.
-fn filled(
-    native: &Native<'_>,
-    shape: &[i64],
-    name: &str,
-    fill: impl FnOnce(&mut [f32]) -> bool,
-) -> Result<Option<Tensor>> {
-    let (t, view) = native.allocate(DType::F32, shape)?;
-    // SAFETY: freshly allocated with this type; nobody else knows it.
-    if fill(unsafe { view.as_mut_slice() }) {
-        return Ok(Some(t));
-    }
-    native.release(t)?;
-    Err(Native::panicked(name))
-}

@@ -6,7 +6,7 @@ use mlxcel_abi::ops::BackendOps;
 use mlxcel_abi::{DType, ErrorObj, Result, Status, Tensor};
 use mlxcel_backend_mlx::native::Native;
 
-use super::{Outcome, attempt, slot};
+use super::{Outcome, attempt, filled, floats, slot};
 
 pub(super) fn install(table: &mut BackendOps) {
     table.reshape = reshape;
@@ -24,9 +24,23 @@ slot!(reshape(a: Tensor, dims: *const i64, ndim: u32) |native, _state| {
 });
 slot!(cast(a: Tensor, dtype: DType) |native, _state| {
     let view = native.view(a)?;
-    if view.dtype == dtype { native.retain(a).map(Some) } else { Ok(None) }
+    if view.dtype == dtype { native.retain(a).map(Some) } else { converted(native, a, dtype) }
 });
 slot!(take(a: Tensor, indices: Tensor, axis: i32) |native, _state| rows(native, a, indices, axis));
+
+/// From one type of floats to another.
+fn converted(native: Native<'_>, a: Tensor, dtype: DType) -> Result<Option<Tensor>> {
+    let is_float = matches!(dtype, DType::F32 | DType::F16 | DType::BF16);
+    let Some(numbers) = (if is_float { floats(&native, a)? } else { None }) else {
+        return Ok(None);
+    };
+    // SAFETY: a contiguous f32 view of a tensor that the caller holds during the call.
+    let from = unsafe { numbers.as_slice::<f32>() };
+    filled(&native, dtype, numbers.shape(), "cast", |out| {
+        out.copy_from_slice(from);
+        true
+    })
+}
 
 fn renamed(native: Native<'_>, a: Tensor, dims: &[i64]) -> Result<Option<Tensor>> {
     let view = native.view(a)?;

@@ -56,7 +56,7 @@ fn scaled(native: Native<'_>, state: &State, a: Tensor, axis: i32) -> Result<Opt
     };
     // SAFETY: a contiguous f32 view of a tensor that the caller holds during the call.
     let input = unsafe { a.as_slice::<f32>() };
-    filled(&native, a.shape(), "softmax", |out| {
+    filled(&native, a.given, a.shape(), "softmax", |out| {
         normalise::softmax(state.isa, input, width, out);
         true
     })
@@ -92,7 +92,7 @@ fn normed(
             bias.as_ref().map(|b| b.as_slice::<f32>()),
         )
     };
-    filled(&native, x.shape(), "layer_norm", |out| {
+    filled(&native, x.given, x.shape(), "layer_norm", |out| {
         normalise::layer_norm(state.isa, input, weight, bias, eps, width, out);
         true
     })
@@ -130,7 +130,7 @@ fn ordered(native: Native<'_>, kind: u32, a: Tensor, k: i64, axis: i32) -> Resul
             *last = k;
         }
         let mut values = Vec::with_capacity(width);
-        return filled(&native, &shape, "topk", |out| {
+        return filled(&native, a.given, &shape, "topk", |out| {
             for (row, out) in input.chunks_exact(width).zip(out.chunks_exact_mut(keep)) {
                 values.clear();
                 values.extend_from_slice(row);
@@ -197,7 +197,7 @@ fn picked(native: Native<'_>, a: Tensor, indices: Tensor, axis: i32) -> Result<O
     Ok(Some(t))
 }
 
-/// Sum along one axis of f32.
+/// Sum along one axis.
 fn summed(native: Native<'_>, a: Tensor, axis: i32, keep_dims: bool) -> Result<Option<Tensor>> {
     let Some(a) = floats(&native, a)? else {
         return Ok(None);
@@ -218,7 +218,7 @@ fn summed(native: Native<'_>, a: Tensor, axis: i32, keep_dims: bool) -> Result<O
     shape.extend_from_slice(after);
     // SAFETY: a contiguous f32 view of a tensor that the caller holds during the call.
     let input = unsafe { a.as_slice::<f32>() };
-    filled(&native, &shape, "sum", |out| {
+    filled(&native, a.given, &shape, "sum", |out| {
         for (block, out) in input
             .chunks_exact(n * inner)
             .zip(out.chunks_exact_mut(inner))

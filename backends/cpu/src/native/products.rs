@@ -10,8 +10,8 @@ use mlxcel_cpu_kernels::gemm::{self, Product, Weight};
 use mlxcel_cpu_kernels::qmatmul::{self, Precision};
 use mlxcel_cpu_kernels::{Isa, QuantizedMatrix, Scales, dense, gemm_integers};
 
-use super::centred::{expanded, expanded_product, is_centred};
-use super::{State, filled, floats, remembered, slot};
+use super::centred::{expanded_product, is_centred};
+use super::{State, filled, floats, joint, remembered, slot};
 
 pub(super) fn install(table: &mut BackendOps) {
     table.quantized_matmul = quantized_matmul;
@@ -39,13 +39,9 @@ slot!(quantized_matmul(args: *const QuantizedMatmulArgs) |native, state| {
     }
 });
 slot!(matmul(a: Tensor, b: Tensor) |native, state| plain(native, state, a, b));
-slot!(dequantize(w: *const QuantizedWeight, dtype: DType) |native, state| {
+slot!(dequantize(w: *const QuantizedWeight, dtype: DType) |native, _state| {
     // SAFETY: the slot's contract: a live argument struct.
-    let w = unsafe { QuantizedWeight::read(w) }?;
-    match expand(native, &w, dtype)? {
-        None if is_centred(&w) => expanded(native, state, &w, dtype),
-        made => Ok(made),
-    }
+    expand(native, &unsafe { QuantizedWeight::read(w) }?, dtype)
 });
 
 /// # Safety
@@ -209,7 +205,7 @@ fn quantized(
     // SAFETY: a contiguous f32 view of a tensor that the caller holds.
     let input = unsafe { x.as_slice::<f32>() };
     let shape = with_last(x.shape(), w.rows());
-    filled(&native, &shape, "quantized_matmul", |out| {
+    filled(&native, x.given, &shape, "quantized_matmul", |out| {
         packed_product(state, input, w, out)
     })
 }
@@ -300,10 +296,9 @@ pub(super) fn packed_product(
 
 /// `a @ b` where `b` is the transposed view of a row-major weight.
 fn plain(native: Native<'_>, state: &mut State, a: Tensor, b: Tensor) -> Result<Option<Tensor>> {
+    let b = native.view(b)?;
     // SAFETY: the caller holds the tensors during the call.
-    let (Some(x), Some((w, shape))) = (floats(&native, a)?, unsafe {
-        plain_weight(&native.view(b)?)
-    }) else {
+    let (Some(x), Some((w, shape))) = (floats(&native, a)?, unsafe { plain_weight(&b) }) else {
         return Ok(None);
     };
     let [rows, columns] = shape;
@@ -312,7 +307,8 @@ fn plain(native: Native<'_>, state: &mut State, a: Tensor, b: Tensor) -> Result<
     }
     // SAFETY: a contiguous f32 view of a tensor that the caller holds.
     let input = unsafe { x.as_slice::<f32>() };
-    filled(&native, &with_last(x.shape(), rows), "matmul", |out| {
+    let (dtype, dims) = (joint(x.given, b.dtype), with_last(x.shape(), rows));
+    filled(&native, dtype, &dims, "matmul", |out| {
         plain_product(state, input, w, shape, out)
     })
 }
@@ -372,7 +368,7 @@ pub(super) fn expand(
     w: &QuantizedWeight,
     dtype: DType,
 ) -> Result<Option<Tensor>> {
-    if dtype != DType::F32 {
+    if !matches!(dtype, DType::F32 | DType::F16 | DType::BF16) {
         return Ok(None);
     }
     // SAFETY: the caller holds the tensors during the call.
@@ -381,7 +377,7 @@ pub(super) fn expand(
     };
     let shape = with_last(native.view(w.weight)?.shape(), matrix.columns());
     let mut factors = vec![0.0; 2 * matrix.groups()];
-    filled(&native, &shape, "dequantize", |out| {
+    filled(&native, dtype, &shape, "dequantize", |out| {
         for (row, out) in out.chunks_exact_mut(matrix.columns()).enumerate() {
             matrix.expand_row(row, &mut factors, out);
         }

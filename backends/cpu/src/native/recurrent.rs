@@ -18,10 +18,8 @@ pub(super) fn install(table: &mut BackendOps) {
 
 /// What is written, and so is not a copy.
 fn in_place(native: &Native<'_>, t: Tensor) -> Result<Option<View>> {
-    match native.view(t)?.is_contiguous {
-        true => floats(native, t),
-        false => Ok(None),
-    }
+    let view = native.view(t)?;
+    Ok((view.is_contiguous && view.dtype == DType::F32 && !view.is_empty()).then_some(view))
 }
 
 fn integers(native: &Native<'_>, t: Tensor) -> Result<Option<View>> {
@@ -110,7 +108,7 @@ unsafe fn convolve(
     if !conv.is_valid(held.len()) {
         return Ok(None);
     }
-    let result = filled(&native, &[rows, channels], "short_conv", |out| {
+    let result = filled(&native, x.given, &[rows, channels], "short_conv", |out| {
         short_conv(state.isa, &mut state.pool, &conv, held, out)
     })?;
     let Some(result) = result else {
@@ -173,9 +171,13 @@ unsafe fn step(
     if !delta.is_valid(held.len()) {
         return Ok(None);
     }
-    let result = filled(&native, &[rows, heads, dim], "gated_delta", |out| {
-        gated_delta(state.isa, &mut state.pool, &delta, held, out)
-    })?;
+    let result = filled(
+        &native,
+        v.given,
+        &[rows, heads, dim],
+        "gated_delta",
+        |out| gated_delta(state.isa, &mut state.pool, &delta, held, out),
+    )?;
     let Some(result) = result else {
         return Ok(None);
     };

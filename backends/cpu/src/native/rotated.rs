@@ -77,6 +77,7 @@ unsafe fn attend(
         [_, _, _] => native.retain(args.v)?,
         _ => return Ok(None),
     };
+    let dtype = native.view(args.q)?.dtype;
     let turned = PagedAttentionArgs {
         q: q.tensor(),
         k: k.tensor(),
@@ -84,7 +85,7 @@ unsafe fn attend(
         ..*args
     };
     // SAFETY: forwarded to the caller; what was made here lives until the end of the call.
-    let made = unsafe { attention::attend(native, state, &turned) };
+    let made = unsafe { attention::attend(native, state, &turned, dtype) };
     native.release(v)?;
     let Some([result, keys, values]) = made? else {
         return Ok(None);

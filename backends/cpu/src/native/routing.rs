@@ -45,7 +45,7 @@ fn routed(native: Native<'_>, state: &mut State, args: &RouteArgs) -> Result<Opt
     }
     let is_renormalised = args.renormalised == 1;
     // SAFETY: a contiguous f32 view of a tensor that the caller holds.
-    let logits = unsafe { logits.as_slice::<f32>() };
+    let (dtype, logits) = (logits.given, unsafe { logits.as_slice::<f32>() });
     let shape = [rows, k as i64];
     // Numbers of experts have the size of weights.
     let mut experts = Made::of(native, DType::U32, &shape)?;
@@ -72,7 +72,8 @@ fn routed(native: Native<'_>, state: &mut State, args: &RouteArgs) -> Result<Opt
     if !done {
         return Err(Native::panicked("route"));
     }
-    Ok(Some(vec![experts.give(), weights.give()]))
+    let weights = weights.give_in(dtype)?;
+    Ok(Some(vec![experts.give(), weights]))
 }
 
 /// The `k` highest, highest first, the lower number first among equals. What is no number is lowest.

@@ -7,7 +7,7 @@ use mlxcel_abi::{DType, Result, Tensor};
 use mlxcel_backend_mlx::native::Native;
 use mlxcel_cpu_kernels::row::{self, Gate};
 
-use super::{State, filled, floats, slot};
+use super::{State, filled, floats, joint, slot};
 
 /// Elements below which a kernel runs on the calling thread alone.
 pub(super) const SERIAL_BELOW: usize = 32_768;
@@ -88,7 +88,7 @@ fn norm(
     // SAFETY: contiguous f32 views of tensors that the caller holds during the call.
     let (input, weight) = unsafe { (x.as_slice::<f32>(), weight.map(|w| w.as_slice::<f32>())) };
     let isa = state.isa;
-    filled(&native, x.shape(), "rms_norm", |out| {
+    filled(&native, x.given, x.shape(), "rms_norm", |out| {
         let rows = input.len() / width;
         let out = Shared::new(out);
         state
@@ -138,7 +138,7 @@ fn rotate(native: Native<'_>, state: &mut State, args: &RopeArgs) -> Result<Opti
     }
     let (heads, width) = (heads as usize, width as usize);
     let (table, interleaved) = (&state.rope, args.interleaved != 0);
-    filled(&native, x.shape(), "rope", |out| {
+    filled(&native, x.given, x.shape(), "rope", |out| {
         let stride = heads * width;
         let out = Shared::new(out);
         state
@@ -190,7 +190,8 @@ fn gated(
     // SAFETY: contiguous f32 views of tensors that the caller holds during the call.
     let (g, u) = unsafe { (gate.as_slice::<f32>(), up.as_slice::<f32>()) };
     let isa = state.isa;
-    filled(&native, gate.shape(), "glu", |out| {
+    let dtype = joint(gate.given, up.given);
+    filled(&native, dtype, gate.shape(), "glu", |out| {
         let out = Shared::new(out);
         state.pool.split(g.len(), 64, SERIAL_BELOW / 4, &|range| {
             // SAFETY: the pool's ranges are disjoint.
@@ -225,7 +226,8 @@ fn pairwise(
     // SAFETY: contiguous f32 views of tensors that the caller holds during the call.
     let (x, y) = unsafe { (a.as_slice::<f32>(), b.as_slice::<f32>()) };
     let isa = state.isa;
-    filled(&native, a.shape(), "binary", |out| {
+    let dtype = joint(a.given, b.given);
+    filled(&native, dtype, a.shape(), "binary", |out| {
         if !same {
             x.chunks_exact(width)
                 .zip(out.chunks_exact_mut(width))
@@ -253,7 +255,7 @@ fn scaled(native: Native<'_>, kind: u32, a: Tensor, scalar: f64) -> Result<Optio
     // SAFETY: a contiguous f32 view of a tensor that the caller holds during the call.
     let x = unsafe { a.as_slice::<f32>() };
     let scalar = scalar as f32;
-    filled(&native, a.shape(), "binary_scalar", |out| {
+    filled(&native, a.given, a.shape(), "binary_scalar", |out| {
         x.iter().zip(out).for_each(|(x, out)| *out = x * scalar);
         true
     })

@@ -11,6 +11,7 @@ use mlxcel_cpu_kernels::attention::{Cells, CellsMut};
 use mlxcel_cpu_kernels::sparse::{Attend, Index, Pages, attend, index};
 
 use super::attention::{cells, format_of};
+use super::operands::Floats;
 use super::{Outcome, State, attempt, filled, floats};
 
 pub(super) fn install(table: &mut BackendOps) {
@@ -104,6 +105,7 @@ pub(super) unsafe fn special_attention(
     native: Native<'_>,
     state: &mut State,
     args: &PagedAttentionArgs,
+    dtype: DType,
 ) -> Result<Option<[Tensor; 3]>> {
     let (Some(q), Some(k_pool)) = (floats(&native, args.q)?, in_place(&native, args.k_pool)?)
     else {
@@ -148,7 +150,7 @@ pub(super) unsafe fn special_attention(
         },
     };
     let reads = args.read_only != 0;
-    let rows_fit = |view: &Option<View>, wanted: bool, width: i64| match view {
+    let rows_fit = |view: &Option<Floats>, wanted: bool, width: i64| match view {
         None => !wanted,
         Some(view) => wanted && view.shape() == [rows, kv_heads, width],
     };
@@ -198,7 +200,7 @@ pub(super) unsafe fn special_attention(
     };
     // SAFETY: contiguous views of the checked types, of tensors that the caller holds.
     let (queries, selection, sinks, new_keys, new_values) = unsafe {
-        let optional = |view: Option<View>| view.map_or(&[][..], |view| view.as_slice::<f32>());
+        let optional = |view: Option<Floats>| view.map_or(&[][..], |view| view.as_slice::<f32>());
         (
             q.as_slice::<f32>(),
             selection.map_or(&[][..], |view| view.as_slice::<i32>()),
@@ -237,7 +239,7 @@ pub(super) unsafe fn special_attention(
     }
     let step = over(step, &keys, values.as_ref());
     let shape = [rows, heads, v_dim];
-    let result = filled(&native, &shape, "paged_attention", |out| {
+    let result = filled(&native, dtype, &shape, "paged_attention", |out| {
         attend(state.isa, &mut state.pool, &step, out)
     })?;
     let Some(result) = result else {

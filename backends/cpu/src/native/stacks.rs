@@ -16,6 +16,8 @@ pub(super) struct Stack<'a> {
     pub(super) matrices: usize,
     pub(super) rows: usize,
     pub(super) columns: usize,
+    /// Of plain matrices.
+    pub(super) dtype: Option<DType>,
 }
 
 #[derive(Clone, Copy)]
@@ -59,6 +61,7 @@ impl<'a> Stack<'a> {
             matrices: matrices as usize,
             rows: rows as usize,
             columns: whole.columns(),
+            dtype: None,
         }))
     }
 
@@ -94,6 +97,7 @@ impl<'a> Stack<'a> {
             matrices,
             rows,
             columns,
+            dtype: Some(w.dtype),
         }))
     }
 
