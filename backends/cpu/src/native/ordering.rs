@@ -159,7 +159,7 @@ fn ordered(native: Native<'_>, kind: u32, a: Tensor, k: i64, axis: i32) -> Resul
     Ok(Some(t))
 }
 
-/// Elements of 32 bits along the last axis, by indices inside it.
+/// Elements of 16 or 32 bits along the last axis, by indices inside it.
 fn picked(native: Native<'_>, a: Tensor, indices: Tensor, axis: i32) -> Result<Option<Tensor>> {
     let (source, index) = (native.view(a)?, native.view(indices)?);
     let (Some(width), Some(chosen)) = (
@@ -169,32 +169,44 @@ fn picked(native: Native<'_>, a: Tensor, indices: Tensor, axis: i32) -> Result<O
         return Ok(None);
     };
     let leading = |shape: &[i64]| shape.split_last().map(|(_, rest)| rest.to_vec());
+    let bytes = source.dtype.size_bytes();
     let usable = source.is_contiguous
         && index.is_contiguous
         && !source.is_empty()
         && !index.is_empty()
-        && matches!(source.dtype, DType::F32 | DType::I32 | DType::U32)
+        && matches!(bytes, 2 | 4)
         && matches!(index.dtype, DType::I32 | DType::U32)
         && leading(source.shape()) == leading(index.shape());
     if !usable {
         return Ok(None);
     }
-    // SAFETY: contiguous views of 32-bit elements of tensors that the caller holds. Negative indices
+    // SAFETY: a contiguous view of integers of 32 bits of a tensor that the caller holds. Negative indices
     // become large ones, which are not inside.
-    let (from, at) = unsafe { (source.as_slice::<u32>(), index.as_slice::<u32>()) };
+    let at = unsafe { index.as_slice::<u32>() };
     if at.iter().any(|i| *i as usize >= width) {
         return Ok(None);
     }
-    let (t, view) = native.allocate(source.dtype, index.shape())?;
-    // SAFETY: freshly allocated, 32-bit elements; nobody else knows it.
-    let out = unsafe { view.as_mut_slice::<u32>() };
+    let (t, out) = native.allocate(source.dtype, index.shape())?;
+    let sizes = [width, chosen];
+    // SAFETY: contiguous views with elements of this size, of a tensor that the caller holds and of one that nobody else
+    // knows.
+    unsafe {
+        match bytes {
+            2 => pick::<u16>(source.as_slice(), at, sizes, out.as_mut_slice()),
+            _ => pick::<u32>(source.as_slice(), at, sizes, out.as_mut_slice()),
+        }
+    }
+    Ok(Some(t))
+}
+
+/// Of every `width` elements the `chosen` ones that `at` names.
+fn pick<T: Copy + Default>(from: &[T], at: &[u32], [width, chosen]: [usize; 2], out: &mut [T]) {
     let rows = from.chunks_exact(width).zip(at.chunks_exact(chosen));
     for ((from, at), out) in rows.zip(out.chunks_exact_mut(chosen)) {
         for (out, i) in out.iter_mut().zip(at) {
             *out = from.get(*i as usize).copied().unwrap_or_default();
         }
     }
-    Ok(Some(t))
 }
 
 /// Sum along one axis.
