@@ -34,8 +34,13 @@ enum Way {
     Unpacked,
     ReadOnly,
     Latent,
+    /// Latent, without rows of this step.
+    LatentReadOnly,
     Chosen,
 }
+
+/// Ways that one kernel computes whatever the cache's type, with what it stands for.
+const WIDENED: [Way; 3] = [Way::Latent, Way::LatentReadOnly, Way::Chosen];
 
 /// Values that both half types hold exactly.
 fn exact(seed: u32, shape: &[i64]) -> Vec<f32> {
@@ -45,18 +50,19 @@ fn exact(seed: u32, shape: &[i64]) -> Vec<f32> {
 }
 
 /// What attention gives: the result, and the caches as f32.
-fn attend(d: &Device, kv: DType, way: Way) -> [Vec<f32>; 3] {
-    let (is_latent, reads) = (way == Way::Latent, way == Way::ReadOnly);
+fn attend(d: &Device, [activations, kv]: [DType; 2], way: Way) -> [Vec<f32>; 3] {
+    let is_latent = matches!(way, Way::Latent | Way::LatentReadOnly);
+    let reads = matches!(way, Way::ReadOnly | Way::LatentReadOnly);
     let kv_heads = if is_latent { 1 } else { KV_HEADS };
-    let f32s = |seed, shape: &[i64]| d.f32s(&exact(seed, shape), shape);
+    let given = |seed, shape: &[i64]| d.of(activations, &exact(seed, shape), shape);
     let pool = |seed, shape: &[i64]| d.of(kv, &exact(seed, shape), shape);
     let unless = |is_left_out: bool, make: &dyn Fn() -> Tensor| {
         if is_left_out { Tensor::NONE } else { make() }
     };
     let args = PagedAttentionArgs {
-        q: f32s(1, &[ROWS, HEADS, WIDTH]),
-        k: unless(reads, &|| f32s(2, &[ROWS, kv_heads, WIDTH])),
-        v: unless(reads || is_latent, &|| f32s(3, &[ROWS, kv_heads, V_WIDTH])),
+        q: given(1, &[ROWS, HEADS, WIDTH]),
+        k: unless(reads, &|| given(2, &[ROWS, kv_heads, WIDTH])),
+        v: unless(reads || is_latent, &|| given(3, &[ROWS, kv_heads, V_WIDTH])),
         k_pool: pool(4, &[PAGES, PAGE, kv_heads, WIDTH]),
         v_pool: unless(is_latent, &|| pool(5, &[PAGES, PAGE, kv_heads, V_WIDTH])),
         slots: d.i32s(&SLOTS, &[ROWS]),
@@ -80,7 +86,7 @@ fn attend(d: &Device, kv: DType, way: Way) -> [Vec<f32>; 3] {
     run!(d, paged_attention, &raw const args, &raw mut out).unwrap();
     assert_eq!(
         (d.dtype(out[0]), d.dtype(out[1])),
-        (DType::F32, kv),
+        (activations, kv),
         "{way:?}"
     );
     let values = if is_latent {
@@ -99,13 +105,17 @@ fn half_caches_give_what_f32_caches_give() {
         Way::Unpacked,
         Way::ReadOnly,
         Way::Latent,
+        Way::LatentReadOnly,
         Way::Chosen,
     ] {
-        let [result, keys, values] = attend(&d, DType::F32, way);
+        let [result, keys, values] = attend(&d, [DType::F32; 2], way);
         assert!(result.iter().any(|x| x.abs() > 0.01), "{way:?}");
         for kv in HALF {
-            let [half_result, half_keys, half_values] = attend(&d, kv, way);
+            let [half_result, half_keys, half_values] = attend(&d, [DType::F32, kv], way);
             close_to(&half_result, &result, 1e-5);
+            if WIDENED.contains(&way) {
+                assert_eq!(half_result, result, "{way:?} {kv:?}");
+            }
             assert_eq!(
                 (&half_keys, &half_values),
                 (&keys, &values),
@@ -113,6 +123,57 @@ fn half_caches_give_what_f32_caches_give() {
             );
         }
     }
+}
+
+#[test]
+fn half_activations_give_what_f32_gives_rounded_once() {
+    let d = Device::open();
+    for way in WIDENED {
+        let [result, keys, values] = attend(&d, [DType::F32; 2], way);
+        for (activations, kv) in HALF.iter().flat_map(|a| {
+            [DType::F32, DType::F16, DType::BF16]
+                .iter()
+                .map(move |kv| (*a, *kv))
+        }) {
+            let rounded = d.read(d.of(activations, &result, &[result.len() as i64]));
+            let found = attend(&d, [activations, kv], way);
+            assert_eq!(
+                found,
+                [rounded, keys.clone(), values.clone()],
+                "{way:?} {activations:?} {kv:?}"
+            );
+        }
+    }
+}
+
+/// Rows of 32 elements behind their scale in eight and in four bits, and rows of no type.
+#[test]
+fn latent_keys_may_be_quantised() {
+    let d = Device::open();
+    let starts = [0_u32, 3];
+    let attend = |dtype: DType, stored: i64| {
+        let rows = noise(6, 3 * 32);
+        let args = PagedAttentionArgs {
+            q: d.f32s(&noise(7, 3 * 2 * 32), &[3, 2, 32]),
+            k: d.f32s(&rows, &[3, 1, 32]),
+            k_pool: d.of(dtype, &vec![0.0; 8 * stored as usize], &[2, 4, 1, stored]),
+            slots: d.i32s(&[4, 5, 6], &[3]),
+            row_sequences: d.i32s(&[0; 3], &[3]),
+            positions: d.i32s(&[0, 1, 2], &[3]),
+            page_table: d.i32s(&[1], &[1, 1]),
+            row_starts: starts.as_ptr(),
+            n_sequences: 1,
+            scale: 0.5,
+            latent_dim: 20,
+            ..PagedAttentionArgs::default()
+        };
+        let mut out = [Tensor::NONE; 3];
+        run!(d, paged_attention, &raw const args, &raw mut out).map(|()| d.read(out[0]))
+    };
+    let wanted = attend(DType::F32, 32).unwrap();
+    close_to(&attend(DType::U8, 34).unwrap(), &wanted, 0.02);
+    close_to(&attend(DType::U8, 18).unwrap(), &wanted, 0.2);
+    assert!(attend(DType::U8, 32).is_err());
 }
 
 #[test]
@@ -148,12 +209,12 @@ fn what_is_appended_is_rounded_to_the_type_of_the_cache() {
 #[test]
 fn keys_are_chosen_alike_from_half_caches() {
     let d = Device::open();
-    let choose = |kv| {
-        let f32s = |seed, shape: &[i64]| d.f32s(&exact(seed, shape), shape);
+    let choose = |activations, kv| {
+        let given = |seed, shape: &[i64]| d.of(activations, &exact(seed, shape), shape);
         let args = SparseIndexArgs {
-            q: f32s(1, &[ROWS, HEADS, WIDTH]),
-            k: f32s(2, &[ROWS, WIDTH]),
-            weights: f32s(3, &[ROWS, HEADS]),
+            q: given(1, &[ROWS, HEADS, WIDTH]),
+            k: given(2, &[ROWS, WIDTH]),
+            weights: given(3, &[ROWS, HEADS]),
             pool: d.of(kv, &exact(4, &[PAGES, PAGE, WIDTH]), &[PAGES, PAGE, WIDTH]),
             slots: d.i32s(&SLOTS, &[ROWS]),
             row_sequences: d.i32s(&ROW_SEQUENCES, &[ROWS]),
@@ -176,8 +237,9 @@ fn keys_are_chosen_alike_from_half_caches() {
         chosen.chunks_mut(3).for_each(<[i32]>::sort_unstable);
         (chosen, d.read(out[1]))
     };
-    let wanted = choose(DType::F32);
+    let wanted = choose(DType::F32, DType::F32);
     for kv in HALF {
-        assert_eq!(choose(kv), wanted);
+        assert_eq!(choose(DType::F32, kv), wanted);
+        assert_eq!(choose(kv, kv), wanted);
     }
 }
