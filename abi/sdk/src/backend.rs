@@ -82,10 +82,12 @@ impl Backend {
         Rc::ptr_eq(&self.0, &other.0) || self.0.table.ctx == other.0.table.ctx
     }
 
-    /// Tries a fused operation and composes it when the backend does not have it.
+    /// Tries a fused operation on `x` and composes it when the backend does not have it. A refusal is remembered, unless `x` has
+    /// no elements: of a step that asks for no logits nothing is learned.
     pub fn fused_or<T>(
         &self,
         which: Fused,
+        x: &Tensor,
         fused: impl FnOnce() -> Result<T>,
         composed: impl FnOnce() -> Result<T>,
     ) -> Result<T> {
@@ -93,7 +95,9 @@ impl Backend {
         if self.0.lacks.get() & bit == 0 {
             match fused() {
                 Err(error) if error.is_unimplemented() => {
-                    self.0.lacks.set(self.0.lacks.get() | bit)
+                    if !x.is_empty()? {
+                        self.0.lacks.set(self.0.lacks.get() | bit);
+                    }
                 }
                 other => return other,
             }
@@ -106,13 +110,14 @@ impl Backend {
     pub fn fused_at<T>(
         &self,
         which: Fused,
+        x: &Tensor,
         site: &FusedSite,
         fused: impl FnOnce() -> Result<T>,
         composed: impl FnOnce() -> Result<T>,
     ) -> Result<T> {
         if self.0.lacks.get() & (1u64 << (which as u8)) == 0 && !site.0.get() {
             match fused() {
-                Err(error) if error.is_unimplemented() => site.0.set(true),
+                Err(error) if error.is_unimplemented() => site.0.set(!x.is_empty()?),
                 other => return other,
             }
         }

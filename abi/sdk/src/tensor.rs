@@ -124,6 +124,11 @@ impl Tensor {
         Ok(self.info()?.shape().to_vec())
     }
 
+    /// Whether there are no elements.
+    pub fn is_empty(&self) -> Result<bool> {
+        Ok(self.info()?.shape().contains(&0))
+    }
+
     /// Element type.
     pub fn dtype(&self) -> Result<DType> {
         Ok(self.info()?.dtype)

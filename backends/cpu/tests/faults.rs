@@ -317,3 +317,15 @@ fn closing_releases_what_is_left() {
     drop(d);
     assert_eq!(released(6), 1);
 }
+
+#[test]
+fn what_has_no_kernel_of_our_own_is_refused_by_name_where_rows_are_kept_apart() {
+    let d = Device::open_with("", r#"{"deterministic":true}"#).unwrap();
+    let (c, a) = (d.f32s(&[1.0; 4], &[2, 2]), d.f32s(&[1.0; 4], &[2, 2]));
+    let error = op!(d, addmm, c, a, a, 1.0, 1.0).unwrap_err();
+    assert_eq!(error.code, status::UNIMPLEMENTED);
+    assert!(
+        error.message.contains("option deterministic: addmm") && error.message.contains("cpu"),
+        "{error}"
+    );
+}

@@ -162,21 +162,15 @@ fn so_it_does_in_every_precision_and_type_of_caches() {
     }
 }
 
-/// Products in half types go through MLX, row by row; its attention follows the number of rows, and is refused.
 #[test]
-fn what_has_no_kernel_of_our_own_is_refused_by_name() {
-    let like = LoadOptions {
-        dtype: Some(DType::F16),
-        ..options(1)
-    };
-    let engine = engine(("llama", "llama-gqa"), 1, 48, nothing_kept(), &like);
-    let mut failure = None;
-    for event in begin_with(&engine, request(&[5, 6, 7], 2)) {
-        if let Event::Failed(error) = event {
-            failure = Some(error.to_string());
+fn so_it_does_with_activations_of_16_bits() {
+    for dtype in [DType::F16, DType::BF16] {
+        let like = LoadOptions {
+            dtype: Some(dtype),
+            ..options(1)
+        };
+        for kind in [("llama", "mlx-4bit-g32"), ("qwen", "qwen3-next")] {
+            holds(kind, &like);
         }
     }
-    let failure = failure.unwrap();
-    assert!(failure.contains("option deterministic"), "{failure}");
-    assert!(failure.contains("paged_attention"), "{failure}");
 }

@@ -141,7 +141,7 @@ impl GatedMlp {
         }
         let fused = || self.fused(x, norm, residual);
         x.backend()
-            .fused_at(Fused::GatedMlp, &self.site, fused, composed)
+            .fused_at(Fused::GatedMlp, x, &self.site, fused, composed)
     }
 
     fn fused(

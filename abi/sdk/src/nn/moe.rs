@@ -52,6 +52,7 @@ impl TopKRouter {
         let logits = self.gate.forward(x)?; // [T, E]
         x.backend().fused_at(
             Fused::Route,
+            x,
             &self.site,
             || self.fused(&logits),
             || self.composed(&logits),
@@ -239,7 +240,7 @@ impl Experts {
         }
         let fused = || self.fused(x, routing, residual);
         x.backend()
-            .fused_at(Fused::Mixture, &self.site, fused, composed)
+            .fused_at(Fused::Mixture, x, &self.site, fused, composed)
     }
 
     fn fused(&self, x: &Tensor, routing: &Routing, residual: Option<&Tensor>) -> Result<Tensor> {

@@ -39,6 +39,7 @@ impl RmsNorm {
         let backend = x.backend();
         backend.fused_or(
             Fused::AddRmsNorm,
+            x,
             || {
                 let mut out = [Handle::NONE; 2];
                 command!(

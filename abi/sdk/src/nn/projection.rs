@@ -35,6 +35,7 @@ pub(crate) fn here<const N: usize>(
     };
     x.backend().fused_at(
         Fused::Project,
+        x,
         first.site(),
         || fused(x, norm, layers, None),
         || {
@@ -51,6 +52,7 @@ pub(crate) fn here<const N: usize>(
 pub(crate) fn onto(x: &Tensor, layer: &Linear, residual: &Tensor) -> Result<Tensor> {
     x.backend().fused_at(
         Fused::Project,
+        x,
         layer.site(),
         || {
             let [y] = fused(x, None, [layer], Some(residual))?;

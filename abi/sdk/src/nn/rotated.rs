@@ -71,6 +71,7 @@ impl RotatedAttention {
         match self.rotation() {
             Some(rotate) => q.backend().fused_at(
                 Fused::AttendRotated,
+                q,
                 &self.site,
                 || step.attend_rotated(self.layer, [q, k, v], &options, &rotate),
                 || self.composed([q, k, v], step, &options),

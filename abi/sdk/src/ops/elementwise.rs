@@ -186,6 +186,7 @@ impl Tensor {
     pub fn glu(&self, kind: u32, up: &Tensor) -> Result<Tensor> {
         self.backend().fused_or(
             Fused::Glu,
+            self,
             || op!(self.backend(), glu, kind, self.handle(), up.handle()),
             || {
                 let gate = match kind {

@@ -78,6 +78,7 @@ impl Tensor {
     pub fn rms_norm(&self, weight: Option<&Tensor>, eps: f32) -> Result<Tensor> {
         self.backend().fused_or(
             Fused::RmsNorm,
+            self,
             || {
                 op!(
                     self.backend(),
@@ -109,6 +110,7 @@ impl Tensor {
     ) -> Result<Tensor> {
         self.backend().fused_or(
             Fused::LayerNorm,
+            self,
             || {
                 op!(
                     self.backend(),
@@ -150,6 +152,7 @@ impl Tensor {
         };
         self.backend().fused_or(
             Fused::Rope,
+            self,
             || op!(self.backend(), rope, &args),
             || self.rope_composed(positions, spec),
         )

@@ -110,6 +110,7 @@ impl QuantizedTensor {
         };
         x.backend().fused_or(
             Fused::GatherQuantizedMatmul,
+            x,
             || op!(x.backend(), gather_quantized_matmul, &args),
             || x.gather_matmul(&self.dequantize(x.dtype()?)?.t()?, lhs, Some(rhs), sorted),
         )

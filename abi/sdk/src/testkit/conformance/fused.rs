@@ -337,7 +337,7 @@ pub(super) fn run(suite: &mut Suite<'_>) {
                     dtype.name(),
                     names(&forms)
                 );
-                let near = suite.rounded(mlp_tolerance(), dtype, |b| mlp.reach(b, &around));
+                let near = suite.rounded(mlp_tolerance(), |b| mlp.reach(b, &around));
                 both(suite, "gated_mlp", case, near, |b, fused| {
                     mlp.run(b, &around, fused)
                 });
@@ -387,7 +387,7 @@ fn projection_tolerances(
     columns: i64,
 ) -> Vec<Tolerance> {
     let near = |layer: &Layer| {
-        suite.rounded(product_tolerance(columns), around.dtype, |b| {
+        suite.rounded(product_tolerance(columns), |b| {
             let x = Rows::of(&around.before(b, columns)?)?;
             Ok(layer.measured(b)?.reach(&x))
         })

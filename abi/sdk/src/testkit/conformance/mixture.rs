@@ -362,7 +362,7 @@ fn mixtures(suite: &mut Suite<'_>, dtype: DType) {
             let floor = if is_mxfp4 { 4000.0 } else { 400.0 };
             // Gate and up each grow with the root of the columns, and their product is what the last one sums.
             let near = mlp_tolerance().floor(floor * (mixture.columns as f64 / 256.0).max(1.0));
-            let near = suite.rounded(near, dtype, |b| mixture.reach(b, forms));
+            let near = suite.rounded(near, |b| mixture.reach(b, forms));
             both(suite, "mixture", case, near, |b, fused| {
                 mixture.run(b, forms, dtype, fused)
             });

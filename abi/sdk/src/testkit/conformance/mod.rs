@@ -184,7 +184,7 @@ pub enum Depth {
     /// Dtypes, shapes and elements.
     #[default]
     Values,
-    /// The same of a backend that was opened such that it rounds f32 activations of products with quantised weights: results of these
+    /// The same of a backend that was opened such that it rounds activations of products with quantised weights: results of these
     /// may lie as much farther from the reference as that rounding explains.
     Rounded(Rounding),
     /// Dtypes and shapes, for a backend that computes nothing.

@@ -166,7 +166,7 @@ impl Packed {
 
     /// The tolerance of `x @ self.T` on a backend that may round the activations.
     fn near(&self, suite: &Suite<'_>, near: Tolerance, x: &Array) -> Tolerance {
-        suite.rounded(near, x.0.dtype, |reference| {
+        suite.rounded(near, |reference| {
             let x = Rows::of(&x.on(reference)?)?;
             Ok(self.measured(reference)?.reach(&x))
         })

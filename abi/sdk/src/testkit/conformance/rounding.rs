@@ -31,7 +31,7 @@ const SLOPE: f64 = 1.13;
 /// Activations that share a step.
 pub(super) const GROUP: usize = 32;
 
-/// To what a backend rounds the f32 activations of products with quantised weights.
+/// To what a backend rounds the activations of products with quantised weights.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Rounding {
     /// To 16 bits, in steps of 1/32,767 of the largest of 32.

@@ -30,18 +30,17 @@ pub(super) struct Suite<'a> {
 }
 
 impl Suite<'_> {
-    /// The tolerance of the next two cases, which are products with quantised weights of activations of `dtype`. Where the subject rounds these,
+    /// The tolerance of the next two cases, which are products with quantised weights. Where the subject rounds these,
     /// `reach` is asked, with the reference, how far that takes the result.
     pub(super) fn rounded(
         &self,
         near: Tolerance,
-        dtype: DType,
         reach: impl FnOnce(&Backend) -> Result<f64>,
     ) -> Tolerance {
         let is_next = self.chosen.start < self.cases + 2 && self.cases < self.chosen.end;
         match self.rounding {
             // What the reference refuses to measure, it refuses to compute: the case will tell.
-            Some(rounding) if is_next && dtype == DType::F32 => match reach(self.reference) {
+            Some(rounding) if is_next => match reach(self.reference) {
                 Ok(reach) => near.rounding(rounding.allowed(reach)),
                 Err(_) => near,
             },

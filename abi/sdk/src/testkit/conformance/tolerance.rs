@@ -60,7 +60,7 @@ impl Tolerance {
         Self { floor, ..self }
     }
 
-    /// And an error of so much besides, for f32 results of rounded activations.
+    /// And an error of so much besides, for results of rounded activations.
     pub(super) const fn rounding(self, rounding: f64) -> Self {
         Self { rounding, ..self }
     }
@@ -88,11 +88,7 @@ impl Tolerance {
         if !want.is_finite() {
             return 0.0;
         }
-        let rounding = match dtype {
-            DType::F32 => self.rounding,
-            _ => 0.0,
-        };
-        units * epsilon * want.abs().max(self.floor).max(smallest) + rounding
+        units * epsilon * want.abs().max(self.floor).max(smallest) + self.rounding
     }
 }
 

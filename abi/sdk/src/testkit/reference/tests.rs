@@ -10,6 +10,7 @@ use mlxcel_abi::types::OwnedBytes;
 use mlxcel_abi::{AbiError, DType, Str, Table, status};
 
 use super::*;
+use crate::backend::{Fused, FusedSite};
 use crate::{Backend, Error, Tensor};
 
 /// Slots that are still stubs.
@@ -251,4 +252,32 @@ fn the_entry_table_probes_opens_and_closes() {
     assert_eq!(close(), status::OK);
     assert_eq!(close(), status::INVALID_ARGUMENT);
     assert!(Tensor::zeros(&backend, DType::F32, &[1]).is_err());
+}
+
+#[test]
+fn what_is_refused_for_no_rows_is_asked_for_again() {
+    let refused = || {
+        Err(Error::Backend {
+            op: "glu".to_owned(),
+            source: AbiError::unimplemented("not for these operands"),
+        })
+    };
+    let reference = reference_backend(ReferenceOptions::default());
+    let b = reference.backend();
+    let rows = |n| Tensor::full(&b, 1.0, DType::F32, &[n, 4]).unwrap();
+    let (site, of) = (FusedSite::default(), Fused::Project);
+    let asked = |x: &Tensor| {
+        [
+            b.fused_or(Fused::Glu, x, || Ok("fused"), || Ok("composed"))
+                .unwrap(),
+            b.fused_at(of, x, &site, || Ok("fused"), || Ok("composed"))
+                .unwrap(),
+        ]
+    };
+    for (n, after) in [(0, "fused"), (1, "composed")] {
+        b.fused_or(Fused::Glu, &rows(n), refused, || Ok(""))
+            .unwrap();
+        b.fused_at(of, &rows(n), &site, refused, || Ok("")).unwrap();
+        assert_eq!(asked(&rows(2)), [after; 2], "after {n} rows");
+    }
 }
