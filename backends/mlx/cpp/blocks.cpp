@@ -9,8 +9,10 @@
 namespace mlxcel {
 
 NewBlock new_block(size_t bytes) {
-  auto buffer = mx::allocator::allocator().malloc(bytes);
-  return {reinterpret_cast<size_t>(buffer.ptr()), reinterpret_cast<size_t>(buffer.raw_ptr())};
+  auto& allocator = mx::allocator::allocator();
+  auto buffer = allocator.malloc(bytes);
+  auto data = reinterpret_cast<size_t>(buffer.raw_ptr());
+  return {reinterpret_cast<size_t>(buffer.ptr()), data, data == 0 ? 0 : allocator.size(buffer)};
 }
 
 void free_block(size_t buffer) {

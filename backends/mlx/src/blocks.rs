@@ -19,6 +19,8 @@ mod ffi {
     struct NewBlock {
         buffer: usize,
         data: usize,
+        /// Bytes that the allocator gave, which are more where it had a larger buffer at hand.
+        held_bytes: usize,
     }
 
     unsafe extern "C++" {
@@ -65,6 +67,7 @@ pub(crate) struct Block {
     data: *mut u8,
     offset: usize,
     bytes: usize,
+    held_bytes: usize,
     /// Set when MLX has seen it, which then owns it.
     base: OnceCell<UniquePtr<Array>>,
 }
@@ -83,13 +86,14 @@ impl Block {
             data: unsafe { data.add(offset) },
             offset,
             bytes,
+            held_bytes: found.held_bytes,
             base: OnceCell::new(),
         }))
     }
 
-    /// Bytes of the allocator's, with those before and behind the elements.
+    /// Bytes of the allocator's, with those before and behind the elements, as its figures count them.
     fn allocated_bytes(&self) -> u64 {
-        (self.bytes + ALIGNMENT) as u64
+        self.held_bytes as u64
     }
 
     /// First byte.
