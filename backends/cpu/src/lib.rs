@@ -66,14 +66,12 @@ fn probe() -> Result<Probe> {
         "kernels".to_owned(),
         Value::from(mlxcel_cpu_kernels::Isa::best().name()),
     );
-    // Kernels compute in f32; half types go through MLX's slower general path.
+    // Kernels compute in f32; half types are widened before and rounded after them.
     details.insert("preferred_dtype".to_owned(), Value::from("f32"));
-    // As `native` takes `auto`: 16 bits where there are dot products of integers (ADR 9).
-    let precision = match mlxcel_cpu_kernels::Isa::best() {
-        mlxcel_cpu_kernels::Isa::Avx512Vnni => "high",
-        _ => "exact",
-    };
-    details.insert("preferred_precision".to_owned(), Value::from(precision));
+    details.insert(
+        "preferred_precision".to_owned(),
+        Value::from(native::preferred_precision()),
+    );
     // Attention converts what it reads of the caches on its way to the products.
     details.insert(
         "kv_dtypes".to_owned(),

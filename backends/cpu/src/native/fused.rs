@@ -9,15 +9,16 @@ use core::ffi::c_void;
 use core::ops::Range;
 
 use mlxcel_abi::error::report;
-use mlxcel_abi::fused_args::{GatedMlpArgs, InputNorm, LinearWeight, ProjectArgs};
+use mlxcel_abi::fused_args::{GatedMlpArgs, ProjectArgs};
 use mlxcel_abi::ops::BackendOps;
-use mlxcel_abi::{AbiError, DType, ErrorObj, Result, Status, Tensor};
+use mlxcel_abi::{AbiError, ErrorObj, Result, Status, Tensor};
 use mlxcel_backend_mlx::native::Native;
 use mlxcel_cpu_kernels::qmatmul::{self, Division, Precision};
-use mlxcel_cpu_kernels::{QuantizedMatrix, gemm, gemm_integers, row};
+use mlxcel_cpu_kernels::{QuantizedMatrix, gemm_integers, row};
 
+use super::layers::{Input, Layer, Weight, layer, norm_weight, rows_of};
 use super::made::Made;
-use super::products::{matrix, packed_product, plain_product, plain_weight};
+use super::products::{packed_product, plain_product};
 use super::rows::{SERIAL_BELOW, Shared, gate_of};
 use super::{Outcome, State, attempt, floats, joint};
 
@@ -105,198 +106,6 @@ unsafe extern "C" fn add_rms_norm(
         give(ctx, out.cast(), err, |native, state| {
             added_and_normed(native, state, [x, residual, w], eps)
         })
-    }
-}
-
-#[derive(Clone, Copy)]
-enum Weight<'a> {
-    Packed(QuantizedMatrix<'a>),
-    /// `[rows, columns]`.
-    Plain(gemm::Weight<'a>, [usize; 2]),
-}
-
-#[derive(Clone, Copy)]
-struct Layer<'a> {
-    weight: Weight<'a>,
-    bias: Option<&'a [f32]>,
-    /// Types of a plain weight and of the bias.
-    types: [Option<DType>; 2],
-}
-
-impl Layer<'_> {
-    /// The type of its result for an input of another, as its parts give it.
-    fn result(&self, x: DType) -> DType {
-        self.types.into_iter().flatten().fold(x, joint)
-    }
-
-    /// Columns of its result.
-    fn rows(&self) -> usize {
-        match &self.weight {
-            Weight::Packed(w) => w.rows(),
-            Weight::Plain(_, [rows, _]) => *rows,
-        }
-    }
-
-    fn columns(&self) -> usize {
-        match &self.weight {
-            Weight::Packed(w) => w.columns(),
-            Weight::Plain(_, [_, columns]) => *columns,
-        }
-    }
-}
-
-/// The layer behind its handles, if the kernels take it.
-///
-/// # Safety
-/// The tensors must live for `'a`.
-unsafe fn layer<'a>(native: &Native<'_>, raw: &LinearWeight) -> Result<Option<Layer<'a>>> {
-    // SAFETY: forwarded to the caller.
-    let mut types = [None; 2];
-    // SAFETY: forwarded to the caller.
-    let weight = unsafe {
-        if raw.plain.is_none() {
-            match matrix(native, &raw.quantized, true)? {
-                Some(matrix) => Weight::Packed(matrix),
-                None => return Ok(None),
-            }
-        } else {
-            let view = native.view(raw.plain)?;
-            types = [Some(view.dtype), None];
-            match plain_weight(&view) {
-                Some((weight, shape)) => Weight::Plain(weight, shape),
-                None => return Ok(None),
-            }
-        }
-    };
-    let mut layer = Layer {
-        weight,
-        bias: None,
-        types,
-    };
-    if !raw.bias.is_none() {
-        match floats(native, raw.bias)? {
-            Some(bias) if bias.shape() == [layer.rows() as i64] => {
-                // SAFETY: a contiguous f32 view; the rest is the caller's promise.
-                layer.bias = Some(unsafe { bias.as_slice() });
-                layer.types = [types[0], Some(bias.given)];
-            }
-            _ => return Ok(None),
-        }
-    }
-    Ok(Some(layer))
-}
-
-/// `[T, columns]` as f32, contiguous, with the number of rows and the type that it came in.
-///
-/// # Safety
-/// The tensor must live for `'a`.
-pub(super) unsafe fn rows_of<'a>(
-    native: &Native<'_>,
-    t: Tensor,
-    columns: usize,
-) -> Result<Option<(&'a [f32], usize, DType)>> {
-    let Some(view) = floats(native, t)? else {
-        return Ok(None);
-    };
-    match view.shape() {
-        &[rows, width] if width == columns as i64 => {
-            // SAFETY: a contiguous f32 view; the rest is the caller's promise.
-            let elements = unsafe { view.as_slice() };
-            Ok(Some((elements, rows as usize, view.given)))
-        }
-        _ => Ok(None),
-    }
-}
-
-/// The optional weight of a norm of `width` elements; the outer option says whether the kernels take
-/// it.
-///
-/// # Safety
-/// The tensor must live for `'a`.
-pub(super) unsafe fn norm_weight<'a>(
-    native: &Native<'_>,
-    w: Tensor,
-    width: usize,
-) -> Result<Option<Option<&'a [f32]>>> {
-    if w.is_none() {
-        return Ok(Some(None));
-    }
-    match floats(native, w)? {
-        // SAFETY: a contiguous f32 view; the rest is the caller's promise.
-        Some(w) if w.shape() == [width as i64] => Ok(Some(Some(unsafe { w.as_slice() }))),
-        _ => Ok(None),
-    }
-}
-
-/// Norms rows of `width` elements into `out`. False when a kernel panicked.
-pub(super) fn norm_rows(
-    state: &mut State,
-    x: &[f32],
-    (weight, eps): (Option<&[f32]>, f32),
-    width: usize,
-    out: &mut [f32],
-) -> bool {
-    let (isa, out) = (state.isa, Shared::new(out));
-    let rows = x.len() / width;
-    state
-        .pool
-        .split(rows, 1, SERIAL_BELOW / width + 1, &|range| {
-            let range = range.start * width..range.end * width;
-            // SAFETY: the pool's ranges are disjoint.
-            row::rms_norm(isa, &x[range.clone()], weight, eps, width, unsafe {
-                out.part(range)
-            });
-        })
-}
-
-/// The input of a fused operation, normed where that is asked for.
-struct Input<'a> {
-    given: &'a [f32],
-    normed: Option<Made<'a>>,
-    rows: usize,
-    dtype: DType,
-}
-
-impl<'a> Input<'a> {
-    /// # Safety
-    /// The tensors must live for `'a`.
-    unsafe fn new(
-        native: Native<'a>,
-        state: &mut State,
-        x: Tensor,
-        norm: &InputNorm,
-        columns: usize,
-    ) -> Result<Option<Self>> {
-        // SAFETY: forwarded to the caller.
-        let Some((given, rows, dtype)) = (unsafe { rows_of(&native, x, columns) })? else {
-            return Ok(None);
-        };
-        let mut input = Self {
-            given,
-            normed: None,
-            rows,
-            dtype,
-        };
-        if norm.normed == 0 {
-            return Ok(Some(input));
-        }
-        // SAFETY: forwarded to the caller.
-        let Some(weight) = (unsafe { norm_weight(&native, norm.weight, columns) })? else {
-            return Ok(None);
-        };
-        let mut made = Made::new(native, &[rows as i64, columns as i64])?;
-        if !norm_rows(state, given, (weight, norm.eps), columns, made.slice()) {
-            return Err(Native::panicked("rms_norm"));
-        }
-        input.normed = Some(made);
-        Ok(Some(input))
-    }
-
-    fn slice(&mut self) -> &[f32] {
-        match &mut self.normed {
-            Some(made) => made.slice(),
-            None => self.given,
-        }
     }
 }
 

@@ -15,7 +15,8 @@ use mlxcel_backend_mlx::native::Native;
 use mlxcel_cpu_kernels::{qmatmul, row};
 
 use super::experts::indices;
-use super::fused::{give, rows_of};
+use super::fused::give;
+use super::layers::rows_of;
 use super::made::Made;
 use super::rows::{SERIAL_BELOW, Shared, gate_of};
 use super::stacks::Stack;

@@ -10,6 +10,7 @@ mod centred;
 mod conv;
 mod experts;
 mod fused;
+mod layers;
 mod made;
 mod mixture;
 mod movement;
@@ -42,6 +43,7 @@ use mlxcel_cpu_kernels::{
 };
 
 pub(crate) use centred::centred_forms;
+pub(crate) use products::preferred_precision;
 
 /// Hooks for the backend's description.
 pub(crate) const KERNELS: Kernels = Kernels { install, remove };

@@ -30,6 +30,15 @@ pub(super) fn precision(setting: KernelPrecision, isa: Isa) -> Precision {
     }
 }
 
+/// What `auto` is here, for the probe.
+pub(crate) fn preferred_precision() -> &'static str {
+    match precision(KernelPrecision::Auto, Isa::best()) {
+        Precision::Exact => "exact",
+        Precision::Int16 => "high",
+        Precision::Int8 => "fast",
+    }
+}
+
 slot!(quantized_matmul(args: *const QuantizedMatmulArgs) |native, state| {
     // SAFETY: the slot's contract: a live argument struct.
     let args = unsafe { QuantizedMatmulArgs::read(args) }?;

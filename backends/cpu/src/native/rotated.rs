@@ -9,7 +9,8 @@ use mlxcel_abi::{DType, ErrorObj, Result, Status, Tensor};
 use mlxcel_backend_mlx::native::Native;
 use mlxcel_cpu_kernels::row;
 
-use super::fused::{give, norm_rows, norm_weight};
+use super::fused::give;
+use super::layers::{norm_rows, norm_weight};
 use super::made::Made;
 use super::rows::{SERIAL_BELOW, Shared};
 use super::{State, attention, floats};
