@@ -1,40 +1,10 @@
-//! Attention and choices against sums in f64, for every instruction set of this processor.
+//! Attention, by the definition in f64.
 
-use super::*;
-use crate::attention::{CellsMut, Format, read};
+use super::super::{Attend, Pages, attend};
+use super::{KEYS_OF_POOL, Kept, base, each_isa};
+use crate::attention::{Cells, CellsMut};
 use crate::quantized::testing::Numbers;
-
-const PAGES: Pages<'static> = Pages {
-    positions: &[2, 3, 0],
-    page_table: &[2, 1, 1, 0],
-    row_starts: &[0, 2, 2],
-    page_size: 2,
-    pages: 3,
-};
-
-fn base<'a>(keys: &'a [f32], selection: &'a [i32]) -> Attend<'a> {
-    let keys = Cells::F32(keys);
-    Attend {
-        q: &[0.0; 3],
-        keys,
-        values: keys,
-        value_stride: 1,
-        selection,
-        sinks: &[],
-        pages: PAGES,
-        heads: 1,
-        kv_heads: 1,
-        k_dim: 1,
-        v_dim: 1,
-        scale: 1.0,
-        softcap: 0.0,
-        window: 0,
-        chunk: 0,
-    }
-}
-
-/// Positions 0 to 3 of the first sequence hold 5, 6, 3, 4.
-const KEYS_OF_POOL: [f32; 6] = [0.0, 0.0, 3.0, 4.0, 5.0, 6.0];
+use crate::{Isa, Pool};
 
 fn averages(a: &Attend<'_>) -> Vec<f32> {
     let mut out = vec![9.0; 3];
@@ -61,145 +31,6 @@ fn a_query_without_scores_averages_what_it_sees() {
     );
 }
 
-#[test]
-fn the_best_keys_are_chosen_and_all_of_few() {
-    let choice = Index {
-        q: &[1.0, -1.0, 1.0, -1.0, 0.0, 0.0],
-        weights: &[1.0, 100.0, -1.0, 100.0, 1.0, 1.0],
-        keys: Cells::F32(&KEYS_OF_POOL),
-        pages: PAGES,
-        heads: 2,
-        dim: 1,
-        top_k: 3,
-        scale: 0.5,
-    };
-    let mut out = vec![7; 9];
-    assert!(index(
-        Isa::best(),
-        &mut Pool::new(1).unwrap(),
-        &choice,
-        &mut out
-    ));
-    out[3..6].sort_unstable();
-    // The second head sees nothing above 0; the second row wants small keys: 5, 3 and 4.
-    assert_eq!(out, [0, 1, 2, 0, 2, 3, -1, -1, -1]);
-}
-
-#[test]
-fn what_is_not_in_the_pool_is_refused() {
-    assert!(PAGES.is_valid());
-    for bad in [
-        Pages {
-            positions: &[2, 4, 0],
-            ..PAGES
-        },
-        Pages {
-            page_table: &[2, 3, 1, 0],
-            ..PAGES
-        },
-        Pages {
-            row_starts: &[0, 3, 2],
-            ..PAGES
-        },
-        Pages {
-            row_starts: &[0, 2, 4],
-            ..PAGES
-        },
-        Pages {
-            row_starts: &[],
-            ..PAGES
-        },
-    ] {
-        assert!(!bad.is_valid(), "{bad:?}");
-    }
-    assert!(
-        !Attend {
-            v_dim: 2,
-            ..base(&KEYS_OF_POOL, &[])
-        }
-        .is_valid()
-    );
-}
-
-/// Elements in a type of storage, and what they stand for there.
-#[derive(Clone)]
-enum Kept {
-    F32(Vec<f32>),
-    F16(Vec<u16>),
-    Bf16(Vec<u16>),
-    Q8(Vec<u8>),
-    Q4(Vec<u8>),
-}
-
-impl Kept {
-    /// Rows of `width` elements in every type that has such rows.
-    fn all(rows: &[f32], width: usize) -> Vec<Self> {
-        let count = rows.len() / width;
-        let (halves, bytes) = (vec![0; rows.len()], |f: Format| {
-            vec![0; count * f.row_len(width)]
-        });
-        let mut all = vec![
-            Self::F32(vec![0.0; rows.len()]),
-            Self::F16(halves.clone()),
-            Self::Bf16(halves),
-            Self::Q8(bytes(Format::Q8)),
-        ];
-        if width.is_multiple_of(2) {
-            all.push(Self::Q4(bytes(Format::Q4)));
-        }
-        let slots: Vec<i32> = (0..count as i32).collect();
-        for kept in &mut all {
-            let mut cells = match kept {
-                Self::F32(cells) => CellsMut::F32(cells),
-                Self::F16(cells) => CellsMut::F16(cells),
-                Self::Bf16(cells) => CellsMut::Bf16(cells),
-                Self::Q8(cells) => CellsMut::Q8(cells),
-                Self::Q4(cells) => CellsMut::Q4(cells),
-            };
-            cells.append(&slots, rows, [1, width]);
-        }
-        all
-    }
-
-    fn cells(&self) -> Cells<'_> {
-        match self {
-            Self::F32(cells) => Cells::F32(cells),
-            Self::F16(cells) => Cells::F16(cells),
-            Self::Bf16(cells) => Cells::Bf16(cells),
-            Self::Q8(cells) => Cells::Q8(cells),
-            Self::Q4(cells) => Cells::Q4(cells),
-        }
-    }
-
-    /// Whether a stored element is an f32 to the last bit.
-    fn is_exact(&self) -> bool {
-        !matches!(self, Self::Q8(_) | Self::Q4(_))
-    }
-
-    /// What is stored, by the definition of the type.
-    fn read(&self, width: usize) -> Vec<f32> {
-        let rows = |format: Format, stored: &[u8]| {
-            let rows = stored.chunks_exact(format.row_len(width));
-            rows.flat_map(|row| read(format, row, width))
-                .map(|x| x as f32)
-                .collect()
-        };
-        match self {
-            Self::F32(cells) => cells.clone(),
-            Self::F16(cells) => cells
-                .iter()
-                .map(|b| half::f16::from_bits(*b).to_f32())
-                .collect(),
-            Self::Bf16(cells) => cells
-                .iter()
-                .map(|b| half::bf16::from_bits(*b).to_f32())
-                .collect(),
-            Self::Q8(cells) => rows(Format::Q8, cells),
-            Self::Q4(cells) => rows(Format::Q4, cells),
-        }
-    }
-}
-
 /// Rows of three sequences: two behind four positions, none, and three; the last row is padding.
 const RAGGED: Pages<'static> = Pages {
     positions: &[4, 5, 0, 1, 2, 3],
@@ -210,8 +41,12 @@ const RAGGED: Pages<'static> = Pages {
 };
 
 fn run(isa: Isa, a: &Attend<'_>) -> Vec<f32> {
+    run_on(&mut Pool::new(2).unwrap(), isa, a)
+}
+
+fn run_on(pool: &mut Pool, isa: Isa, a: &Attend<'_>) -> Vec<f32> {
     let mut out = vec![f32::NAN; a.pages.positions.len() * a.heads * a.v_dim];
-    assert!(attend(isa, &mut Pool::new(2).unwrap(), a, &mut out));
+    assert!(attend(isa, pool, a, &mut out));
     out
 }
 
@@ -280,10 +115,6 @@ fn matches(isa: Isa, a: &Attend<'_>, keys: &[f32], values: &[f32]) -> Vec<f32> {
         assert!(off < 2e-5, "{} {i}: {got} {want}", isa.name());
     }
     got
-}
-
-fn each_isa() -> impl Iterator<Item = Isa> {
-    Isa::ALL.into_iter().filter(|isa| isa.is_available())
 }
 
 /// The forms that the kernels take: some window, chunk, cap, choice and sinks.
@@ -449,117 +280,57 @@ fn extreme_halves_are_what_they_are() {
     }
 }
 
+/// Threads divide the heads of a row that is alone: 16, 8 or 2 to a task here.
 #[test]
-fn keys_of_every_type_are_chosen_as_the_same_ones_in_f32() {
-    let mut numbers = Numbers(9);
-    // More keys than one task has.
-    let (page_size, pages, dim, heads, top_k) = (128, 20, 40, 3, 50);
-    let page_table: Vec<i32> = (0..20).map(|page| page * 7 % 20).collect();
+fn one_row_gets_the_same_bits_from_any_number_of_threads() {
+    let mut numbers = Numbers(11);
+    let (heads, dim) = (16, 40);
     let pages = Pages {
-        positions: &[1200, 1201, 1100, 3],
-        page_table: &page_table,
-        row_starts: &[0, 2, 4],
-        page_size,
-        pages,
+        positions: &[5],
+        page_table: &[3, 1, 0],
+        row_starts: &[0, 1],
+        ..RAGGED
     };
-    let q = numbers.floats(4 * heads * dim);
-    let weights = numbers.floats(4 * heads);
-    let rows = numbers.floats(pages.pages * page_size * dim);
-    for kept in Kept::all(&rows, dim) {
+    let rows = numbers.floats(pages.pages * pages.page_size * dim);
+    let q = numbers.floats(heads * dim);
+    let sinks = numbers.floats(heads);
+    let mut pools = [1, 2, 5].map(|threads| Pool::new(threads).unwrap());
+    let is_meant = |kept: &Kept| matches!(kept, Kept::F32(_) | Kept::F16(_));
+    for kept in Kept::all(&rows, dim).into_iter().filter(is_meant) {
         let exact = kept.read(dim);
-        let choice = Index {
-            q: &q,
-            weights: &weights,
-            keys: kept.cells(),
-            pages,
-            heads,
-            dim,
-            top_k,
-            scale: 0.5,
-        };
-        for isa in each_isa() {
-            let choose = |keys| {
-                let mut out = vec![7; 4 * top_k];
-                let choice = Index { keys, ..choice };
-                assert!(index(isa, &mut Pool::new(2).unwrap(), &choice, &mut out));
-                out
+        for (kv_heads, k_dim) in [(1, dim), (2, dim / 2)] {
+            let whole = Attend {
+                q: &q[..heads * k_dim],
+                keys: kept.cells(),
+                values: kept.cells(),
+                value_stride: k_dim,
+                selection: &[],
+                sinks: &sinks,
+                pages,
+                heads,
+                kv_heads,
+                k_dim,
+                v_dim: k_dim - 3,
+                scale: 0.6,
+                softcap: 0.0,
+                window: 0,
+                chunk: 0,
             };
-            let got = choose(kept.cells());
-            assert_eq!(got[3 * top_k..][..5], [0, 1, 2, 3, -1]);
-            if kept.is_exact() {
-                assert_eq!(got, choose(Cells::F32(&exact)), "{}", isa.name());
-            }
-            for row in 0..3 {
-                let sequence = row / 2;
-                let score = |key: i32| {
-                    let page = page_table[sequence * 10 + key as usize / page_size] as usize;
-                    let at = page * page_size + key as usize % page_size;
-                    (0..heads)
-                        .map(|h| {
-                            let q = &q[(row * heads + h) * dim..][..dim];
-                            let key = &exact[at * dim..][..dim];
-                            let dot: f64 = q
-                                .iter()
-                                .zip(key)
-                                .map(|(a, b)| f64::from(*a) * f64::from(*b))
-                                .sum();
-                            f64::from(weights[row * heads + h]) * (0.5 * dot).max(0.0)
-                        })
-                        .sum::<f64>()
-                };
-                let chosen = &got[row * top_k..][..top_k];
-                let least = chosen
-                    .iter()
-                    .map(|key| score(*key))
-                    .fold(f64::MAX, f64::min);
-                for key in (0..=pages.positions[row]).filter(|key| !chosen.contains(key)) {
-                    assert!(score(key) <= least + 1e-5, "{} {row} {key}", isa.name());
-                }
+            let chosen = Attend {
+                selection: &[0, 5, 2, -1],
+                ..whole
+            };
+            for (a, isa) in [whole, chosen]
+                .into_iter()
+                .flat_map(|a| each_isa().map(move |isa| (a, isa)))
+            {
+                matches(isa, &a, &exact, &exact);
+                let bits = pools.each_mut().map(|pool| {
+                    let out = run_on(pool, isa, &a);
+                    out.into_iter().map(f32::to_bits).collect::<Vec<_>>()
+                });
+                assert!(bits.iter().all(|one| *one == bits[0]), "{}", isa.name());
             }
         }
     }
-}
-
-#[test]
-fn pools_that_are_not_rows_of_their_type_are_refused() {
-    let (halves, bytes) = ([0; 6], [0; 18]);
-    let with = |keys, values| Attend {
-        keys,
-        values,
-        ..base(&KEYS_OF_POOL, &[])
-    };
-    let f16 = Cells::F16(&halves);
-    assert!(with(f16, f16).is_valid());
-    assert!(!with(f16, Cells::Bf16(&halves)).is_valid());
-    // A scale and a code for each of the six rows.
-    assert!(with(Cells::Q8(&bytes), Cells::Q8(&bytes)).is_valid());
-    assert!(!with(Cells::Q8(&bytes[..6]), f16).is_valid());
-    assert!(!with(f16, Cells::F16(&halves[..5])).is_valid());
-    // Half a byte is no row.
-    assert!(!with(Cells::Q4(&bytes), Cells::Q4(&bytes)).is_valid());
-    let choice = Index {
-        q: &[0.0; 3],
-        weights: &[0.0; 3],
-        keys: f16,
-        pages: PAGES,
-        heads: 1,
-        dim: 1,
-        top_k: 1,
-        scale: 1.0,
-    };
-    assert!(choice.is_valid());
-    assert!(
-        !Index {
-            keys: Cells::Q8(&bytes[..6]),
-            ..choice
-        }
-        .is_valid()
-    );
-    assert!(
-        !Index {
-            keys: Cells::Q4(&bytes),
-            ..choice
-        }
-        .is_valid()
-    );
 }
