@@ -21,6 +21,14 @@ impl Half {
         }
     }
 
+    /// The nearest number of this type.
+    pub fn rounded(self, x: f32) -> f32 {
+        match self {
+            Self::F16 => f16::from_f32(x).to_f32(),
+            Self::Bf16 => bf16::from_f32(x).to_f32(),
+        }
+    }
+
     /// The numbers that bits stand for, exactly. Both have the same length.
     pub fn widen(self, bits: &[u16], to: &mut [f32]) {
         match self {

@@ -6,7 +6,9 @@
 mod harness;
 
 use harness::{Device, noise};
-use mlxcel_abi::fused_args::{GatedMlpArgs, InputNorm, LinearWeight, ProjectArgs};
+use mlxcel_abi::fused_args::{
+    GatedMlpArgs, InputNorm, LinearWeight, MixtureArgs, ProjectArgs, RouteArgs,
+};
 use mlxcel_abi::kinds::{binary, glu, order, quant, reduce};
 use mlxcel_abi::ops_args::{ConvArgs, QuantSpec, QuantizedMatmulArgs, QuantizedWeight, RopeArgs};
 use mlxcel_abi::{DType, Tensor};
@@ -33,8 +35,16 @@ impl Operands<'_> {
     }
 
     fn quantized(&self, seed: u32, rows: i64, columns: i64) -> QuantizedWeight {
-        let (d, count) = (self.d, (rows * columns) as usize);
-        let w = d.f32s(&noise(seed, count), &[rows, columns]);
+        self.packed(seed, &[rows, columns])
+    }
+
+    fn stacked(&self, seed: u32, count: i64, rows: i64, columns: i64) -> QuantizedWeight {
+        self.packed(seed, &[count, rows, columns])
+    }
+
+    fn packed(&self, seed: u32, dims: &[i64]) -> QuantizedWeight {
+        let (d, count) = (self.d, dims.iter().product::<i64>() as usize);
+        let w = d.f32s(&noise(seed, count), dims);
         let spec = QuantSpec {
             mode: quant::AFFINE,
             bits: 4,
@@ -301,4 +311,54 @@ fn what_is_widened_is_let_go_at_the_end_of_a_call_that_fails_too() {
     let made = op!(d, softmax, x, -1).unwrap();
     d.release(made);
     assert_eq!(d.memory().live_tensors, before);
+}
+
+#[test]
+fn a_constant_is_one_of_the_tensors_type() {
+    let d = Device::open();
+    let x = d.of(DType::BF16, &[1.0, 2.0], &[2]);
+    let y = op!(d, binary_scalar, binary::MUL, x, 25.298, 0);
+    d.expect(y, DType::BF16, &[2], &[25.25, 50.5]);
+    assert_eq!(
+        d.read(op!(d, binary_scalar, binary::MUL, x, 25.298, 0).unwrap()),
+        [25.25, 50.5]
+    );
+}
+
+#[test]
+fn mixtures_are_those_of_f32_rounded_once() {
+    for rows in [1, 5, 40] {
+        agrees("route and mixture", "", |o| {
+            let (d, experts, chosen, inner) = (o.d, 4, 2, 64);
+            let args = RouteArgs {
+                logits: o.tensor(9, &[rows, experts]),
+                top_k: chosen,
+                renormalised: 1,
+                ..RouteArgs::default()
+            };
+            let mut routed = [Tensor::NONE; 2];
+            run!(d, route, &raw const args, &raw mut routed).unwrap();
+            // The same experts and shares for both.
+            let weights = o.tensor(10, &[rows, i64::from(chosen)]);
+            let stack = |seed, n, k| LinearWeight {
+                quantized: o.stacked(seed, experts, n, k),
+                ..LinearWeight::default()
+            };
+            let x = o.tensor(1, &[rows, WIDTH]);
+            let args = MixtureArgs {
+                x,
+                experts: routed[0],
+                weights,
+                gate: stack(2, inner, WIDTH),
+                up: stack(3, inner, WIDTH),
+                down: stack(4, WIDTH, inner),
+                kind: glu::SILU,
+                residual: x,
+                ..MixtureArgs::default()
+            };
+            let mut out = Tensor::NONE;
+            run!(d, mixture, &raw const args, &raw mut out).unwrap();
+            vec![routed[1], out]
+        });
+    }
 }

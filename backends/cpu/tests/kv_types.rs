@@ -1,4 +1,4 @@
-//! Attention with f32 activations over caches of half types: what the caches can hold exactly gives what f32
+//! Attention over caches of half types: what the caches can hold exactly gives what f32
 //! caches give, whichever way it is computed.
 #![allow(clippy::unwrap_used, reason = "a test fails that way")]
 

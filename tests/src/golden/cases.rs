@@ -190,7 +190,7 @@ pub fn legacy_configs_read_alike(cases: &[Case]) {
     assert!(read > 3, "{read}");
 }
 
-/// Half precision through MLX's own kernels stays near the reference in f32.
+/// Half precision stays near the reference in f32.
 pub fn half_types_stay_near(cases: &[Case], f16: f32, bf16: f32) {
     for (dtype, limit) in [(DType::F16, f16), (DType::BF16, bf16)] {
         for case in cases {

@@ -8,6 +8,7 @@ use mlxcel_abi::{DType, ErrorObj, Result, Status, Tensor};
 use mlxcel_backend_mlx::native::{Native, View};
 use mlxcel_cpu_kernels::attention::{Cells, CellsMut, Format, Paged, paged};
 
+use super::operands::integers;
 use super::{Outcome, State, attempt, filled, floats};
 
 pub(super) fn install(table: &mut BackendOps) {
@@ -41,11 +42,6 @@ unsafe extern "C" fn paged_attention(
             Err(mlx) => (mlx.paged_attention)(ctx, args, out, err),
         }
     }
-}
-
-fn integers(native: &Native<'_>, t: Tensor) -> Result<Option<View>> {
-    let view = native.view(t)?;
-    Ok((view.is_contiguous && view.dtype == DType::I32).then_some(view))
 }
 
 /// A result of the given type, and the pools.

@@ -1,6 +1,6 @@
 //! Fused operations: products of one input in one hand-over to the threads, with the norm before and
 //! biases, residuals and the gated activation after them. Sums are made in the order of the parts,
-//! so that a fused operation gives the very bits that its parts give.
+//! so that a fused operation of f32 gives the very bits that its parts give; in half types these round in between.
 //!
 //! There are no slots of MLX behind these. What a kernel does not take is refused as unimplemented,
 //! and the SDK composes it.
@@ -281,9 +281,10 @@ fn projected(
     }
     let given = made.into_iter().zip(&layers).map(|(made, layer)| {
         let dtype = layer.result(input.dtype);
-        made.give_in(added.map_or(dtype, |added| joint(dtype, added)))
+        made.rounded(added.map_or(dtype, |added| joint(dtype, added)))
     });
-    given.collect::<Result<_>>().map(Some)
+    let given = given.collect::<Result<Vec<_>>>()?;
+    Ok(Some(given.into_iter().map(Made::give).collect()))
 }
 
 /// `f(gate(x)) * up(x)` into `out`. False when a kernel panicked.
@@ -391,7 +392,7 @@ fn mlp(native: Native<'_>, state: &mut State, args: &GatedMlpArgs) -> Result<Opt
     if !done {
         return Err(Native::panicked("gated_mlp"));
     }
-    Ok(Some(vec![made.give_in(dtype)?]))
+    Ok(Some(vec![made.rounded(dtype)?.give()]))
 }
 
 fn added_and_normed(
@@ -430,6 +431,6 @@ fn added_and_normed(
         return Err(Native::panicked("add_rms_norm"));
     }
     let dtype = joint(x.given, residual.given);
-    let sum = sum.give_in(dtype)?;
-    Ok(Some(vec![sum, normed.give_in(dtype)?]))
+    let (sum, normed) = (sum.rounded(dtype)?, normed.rounded(dtype)?);
+    Ok(Some(vec![sum.give(), normed.give()]))
 }

@@ -21,14 +21,14 @@ pub(super) enum Weight<'a> {
 pub(super) struct Layer<'a> {
     pub(super) weight: Weight<'a>,
     pub(super) bias: Option<&'a [f32]>,
-    /// Types of a plain weight and of the bias.
-    types: [Option<DType>; 2],
+    /// What a plain weight and the bias have in common.
+    dtype: Option<DType>,
 }
 
 impl Layer<'_> {
     /// The type of its result for an input of another, as its parts give it.
     pub(super) fn result(&self, x: DType) -> DType {
-        self.types.into_iter().flatten().fold(x, joint)
+        self.dtype.map_or(x, |dtype| joint(x, dtype))
     }
 
     /// Columns of its result.
@@ -50,13 +50,12 @@ impl Layer<'_> {
 /// The layer behind its handles, if the kernels take it.
 ///
 /// # Safety
-/// The tensors must live for `'a`.
+/// The tensors and the call under way must live for `'a`.
 pub(super) unsafe fn layer<'a>(
     native: &Native<'_>,
     raw: &LinearWeight,
 ) -> Result<Option<Layer<'a>>> {
-    // SAFETY: forwarded to the caller.
-    let mut types = [None; 2];
+    let mut dtype = None;
     // SAFETY: forwarded to the caller.
     let weight = unsafe {
         if raw.plain.is_none() {
@@ -66,7 +65,7 @@ pub(super) unsafe fn layer<'a>(
             }
         } else {
             let view = native.view(raw.plain)?;
-            types = [Some(view.dtype), None];
+            dtype = Some(view.dtype);
             match plain_weight(&view) {
                 Some((weight, shape)) => Weight::Plain(weight, shape),
                 None => return Ok(None),
@@ -76,14 +75,14 @@ pub(super) unsafe fn layer<'a>(
     let mut layer = Layer {
         weight,
         bias: None,
-        types,
+        dtype,
     };
     if !raw.bias.is_none() {
         match floats(native, raw.bias)? {
             Some(bias) if bias.shape() == [layer.rows() as i64] => {
                 // SAFETY: a contiguous f32 view; the rest is the caller's promise.
                 layer.bias = Some(unsafe { bias.as_slice() });
-                layer.types = [types[0], Some(bias.given)];
+                layer.dtype = Some(dtype.map_or(bias.given, |dtype| joint(dtype, bias.given)));
             }
             _ => return Ok(None),
         }
@@ -94,7 +93,7 @@ pub(super) unsafe fn layer<'a>(
 /// `[T, columns]` as f32, contiguous, with the number of rows and the type that it came in.
 ///
 /// # Safety
-/// The tensor must live for `'a`.
+/// The tensor and the call under way must live for `'a`.
 pub(super) unsafe fn rows_of<'a>(
     native: &Native<'_>,
     t: Tensor,
@@ -117,7 +116,7 @@ pub(super) unsafe fn rows_of<'a>(
 /// it.
 ///
 /// # Safety
-/// The tensor must live for `'a`.
+/// The tensor and the call under way must live for `'a`.
 pub(super) unsafe fn norm_weight<'a>(
     native: &Native<'_>,
     w: Tensor,
@@ -164,7 +163,7 @@ pub(super) struct Input<'a> {
 
 impl<'a> Input<'a> {
     /// # Safety
-    /// The tensors must live for `'a`.
+    /// The tensors and the call under way must live for `'a`.
     pub(super) unsafe fn new(
         native: Native<'a>,
         state: &mut State,

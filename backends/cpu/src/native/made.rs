@@ -23,7 +23,7 @@ impl<'a> Made<'a> {
         Ok(Self { native, t, view })
     }
 
-    /// Its elements.
+    /// Its elements, while they are of 32 bits.
     pub(super) fn slice(&mut self) -> &mut [f32] {
         // SAFETY: allocated here with elements of this size; nobody else knows it.
         unsafe { self.view.as_mut_slice() }
@@ -38,15 +38,17 @@ impl<'a> Made<'a> {
         core::mem::replace(&mut self.t, Tensor::NONE)
     }
 
-    /// The numbers in the type that the caller expects, f32 or rounded to one of 16 bits.
-    pub(super) fn give_in(mut self, dtype: DType) -> Result<Tensor> {
+    /// The numbers in the type that the caller expects, f32 or rounded to one of 16 bits. Of several results all are rounded before one
+    /// is given away, since there may be no memory for the next.
+    pub(super) fn rounded(mut self, dtype: DType) -> Result<Self> {
         let Some(half) = half_of(dtype) else {
-            return Ok(self.give());
+            return Ok(self);
         };
         let (t, view) = self.native.allocate(dtype, self.view.shape())?;
         // SAFETY: freshly allocated with elements of 16 bits; nobody else knows it.
         half.narrow(self.slice(), unsafe { view.as_mut_slice() });
-        Ok(t)
+        let native = self.native;
+        Ok(Self { native, t, view })
     }
 }
 
@@ -71,5 +73,5 @@ pub(super) fn filled(
     if !fill(made.slice()) {
         return Err(Native::panicked(name));
     }
-    made.give_in(dtype).map(Some)
+    Ok(Some(made.rounded(dtype)?.give()))
 }

@@ -20,7 +20,7 @@ use super::layers::rows_of;
 use super::made::Made;
 use super::rows::{SERIAL_BELOW, Shared, gate_of};
 use super::stacks::Stack;
-use super::{State, floats};
+use super::{State, floats, joint};
 
 pub(super) fn install(table: &mut BackendOps) {
     table.mixture = mixture;
@@ -44,7 +44,7 @@ unsafe extern "C" fn mixture(
 struct Mixture<'a> {
     x: &'a [f32],
     rows: usize,
-    /// In which `x` came.
+    /// Of the result.
     dtype: DType,
     /// Experts of a row.
     chosen: usize,
@@ -137,7 +137,7 @@ unsafe fn call<'a>(
         return Ok(None);
     }
     // SAFETY: as above.
-    let Some((x, rows, dtype)) = (unsafe { rows_of(native, args.x, columns) })? else {
+    let Some((x, rows, mut dtype)) = (unsafe { rows_of(native, args.x, columns) })? else {
         return Ok(None);
     };
     let (Some(weights), experts) = (floats(native, args.weights)?, native.view(args.experts)?)
@@ -156,11 +156,18 @@ unsafe fn call<'a>(
             "mixture: expert {outside} of {matrices} is not there"
         )));
     }
+    let plain = [&gate, &up, &down]
+        .into_iter()
+        .filter_map(|stack| stack.dtype);
+    dtype = plain.fold(joint(dtype, weights.given), joint);
     let mut residual = None;
     if !args.residual.is_none() {
         // SAFETY: as above.
         residual = match unsafe { rows_of(native, args.residual, columns) }? {
-            Some((residual, others, _)) if others == rows => Some(residual),
+            Some((residual, others, given)) if others == rows => {
+                dtype = joint(dtype, given);
+                Some(residual)
+            }
             _ => return Ok(None),
         };
     }
@@ -210,7 +217,7 @@ fn mixed(native: Native<'_>, state: &mut State, args: &MixtureArgs) -> Result<Op
     if !done {
         return Err(Native::panicked("mixture"));
     }
-    Ok(Some(vec![made.give_in(mixture.dtype)?]))
+    Ok(Some(vec![made.rounded(mixture.dtype)?.give()]))
 }
 
 impl Mixture<'_> {

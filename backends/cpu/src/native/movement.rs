@@ -1,4 +1,4 @@
-//! Operations that move or rename data: reshape, cast to the same type, rows by index, evaluation.
+//! Operations that move or rename data: reshape, cast from one type of floats to another, rows by index, evaluation.
 
 use core::ffi::c_void;
 
@@ -6,6 +6,7 @@ use mlxcel_abi::ops::BackendOps;
 use mlxcel_abi::{DType, ErrorObj, Result, Status, Tensor};
 use mlxcel_backend_mlx::native::Native;
 
+use super::operands::half_of;
 use super::{Outcome, attempt, filled, floats, slot};
 
 pub(super) fn install(table: &mut BackendOps) {
@@ -30,16 +31,35 @@ slot!(take(a: Tensor, indices: Tensor, axis: i32) |native, _state| rows(native, 
 
 /// From one type of floats to another.
 fn converted(native: Native<'_>, a: Tensor, dtype: DType) -> Result<Option<Tensor>> {
-    let is_float = matches!(dtype, DType::F32 | DType::F16 | DType::BF16);
-    let Some(numbers) = (if is_float { floats(&native, a)? } else { None }) else {
-        return Ok(None);
-    };
-    // SAFETY: a contiguous f32 view of a tensor that the caller holds during the call.
-    let from = unsafe { numbers.as_slice::<f32>() };
-    filled(&native, dtype, numbers.shape(), "cast", |out| {
-        out.copy_from_slice(from);
-        true
-    })
+    let view = native.view(a)?;
+    let direct = view.is_contiguous && !view.is_empty();
+    match (half_of(view.dtype), half_of(dtype)) {
+        (Some(half), None) if direct && dtype == DType::F32 => {
+            filled(&native, dtype, view.shape(), "cast", |out| {
+                // SAFETY: a contiguous view of elements of 16 bits, of a tensor that the caller holds.
+                half.widen(unsafe { view.as_slice() }, out);
+                true
+            })
+        }
+        (None, Some(half)) if direct && view.dtype == DType::F32 => {
+            let (t, out) = native.allocate(dtype, view.shape())?;
+            // SAFETY: a contiguous f32 view of a tensor that the caller holds, and one of 16 bits that nobody else knows.
+            unsafe { half.narrow(view.as_slice(), out.as_mut_slice()) };
+            Ok(Some(t))
+        }
+        (_, None) if dtype != DType::F32 => Ok(None),
+        _ => {
+            let Some(numbers) = floats(&native, a)? else {
+                return Ok(None);
+            };
+            // SAFETY: a contiguous f32 view, which lives as long as the call.
+            let from = unsafe { numbers.as_slice::<f32>() };
+            filled(&native, dtype, numbers.shape(), "cast", |out| {
+                out.copy_from_slice(from);
+                true
+            })
+        }
+    }
 }
 
 fn renamed(native: Native<'_>, a: Tensor, dims: &[i64]) -> Result<Option<Tensor>> {

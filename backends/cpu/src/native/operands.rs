@@ -76,7 +76,8 @@ pub(super) fn joint(a: DType, b: DType) -> DType {
     if a == b { a } else { DType::F32 }
 }
 
-/// The numbers of a tensor of floats, or none where there are no elements or other types. They live until the end of the call.
+/// The numbers of a tensor of floats; none where there are no elements, for other types, and for f32 with gaps unless the call closes
+/// them. They live until the end of the call under way, and as long as the tensor.
 pub(super) fn floats(native: &Native<'_>, t: Tensor) -> Result<Option<Floats>> {
     let view = native.view(t)?;
     let (given, half) = (view.dtype, half_of(view.dtype));
@@ -95,28 +96,57 @@ pub(super) fn floats(native: &Native<'_>, t: Tensor) -> Result<Option<Floats>> {
     COPIES.with_borrow_mut(|copies| copies.made.push(copy));
     // SAFETY: freshly allocated with this type; nobody else knows it.
     let numbers = unsafe { to.as_mut_slice::<f32>() };
-    match half {
-        // SAFETY: a contiguous view of 16-bit elements of a tensor that the caller holds.
-        Some(half) if view.is_contiguous => half.widen(unsafe { view.as_slice::<u16>() }, numbers),
-        Some(half) => in_order(&view, numbers, |at| {
-            // SAFETY: the offset of an element of 16 bits, of a tensor that the caller holds.
-            half.value(unsafe { view.data.cast::<u16>().offset(at).read() })
-        }),
-        None => in_order(&view, numbers, |at| {
-            // SAFETY: the offset of an element of 32 bits, of a tensor that the caller holds.
-            unsafe { view.data.cast::<f32>().offset(at).read() }
-        }),
+    // SAFETY: the runs of a view are elements of its tensor, which the caller holds, and of its type.
+    unsafe {
+        match half {
+            Some(half) => in_order::<u16>(
+                &view,
+                numbers,
+                |run, to| half.widen(run, to),
+                |bits| half.value(bits),
+            ),
+            None => in_order::<f32>(&view, numbers, |run, to| to.copy_from_slice(run), |x| x),
+        }
     }
     Ok(Some(Floats { view: to, given }))
 }
 
-/// Elements of a view with gaps, whose offsets `read` is given: strides lead to elements of the view's tensor.
-fn in_order(view: &View, to: &mut [f32], read: impl Fn(isize) -> f32) {
-    let mut at = vec![0_i64; view.shape().len()];
-    for element in to {
-        let offset: i64 = at.iter().zip(view.strides()).map(|(i, s)| i * s).sum();
-        *element = read(offset as isize);
-        for (i, dim) in at.iter_mut().zip(view.shape()).rev() {
+/// Elements of a view in their order: runs of neighbours at once, others one by one.
+///
+/// # Safety
+/// The view's elements have type `T`, and its tensor is held during the call.
+unsafe fn in_order<T: Copy>(
+    view: &View,
+    to: &mut [f32],
+    run: impl Fn(&[T], &mut [f32]),
+    one: impl Fn(T) -> f32,
+) {
+    let first = view.data.cast::<T>();
+    if view.is_contiguous {
+        // SAFETY: all elements are neighbours; the rest is the caller's promise.
+        run(unsafe { view.as_slice() }, to);
+        return;
+    }
+    let (Some((width, leading)), Some((step, strides))) =
+        (view.shape().split_last(), view.strides().split_last())
+    else {
+        return;
+    };
+    let (width, step) = (*width as usize, *step as isize);
+    let mut at = vec![0_i64; leading.len()];
+    for to in to.chunks_exact_mut(width) {
+        let offset: i64 = at.iter().zip(strides).map(|(i, s)| i * s).sum();
+        // SAFETY: strides lead to elements of the view's tensor.
+        unsafe {
+            let first = first.offset(offset as isize);
+            if step == 1 {
+                run(core::slice::from_raw_parts(first, width), to);
+            } else {
+                let elements = to.iter_mut().enumerate();
+                elements.for_each(|(i, to)| *to = one(first.offset(i as isize * step).read()));
+            }
+        }
+        for (i, dim) in at.iter_mut().zip(leading).rev() {
             *i += 1;
             if *i < *dim {
                 break;
@@ -124,4 +154,10 @@ fn in_order(view: &View, to: &mut [f32], read: impl Fn(isize) -> f32) {
             *i = 0;
         }
     }
+}
+
+/// A contiguous view of whole numbers.
+pub(super) fn integers(native: &Native<'_>, t: Tensor) -> Result<Option<View>> {
+    let view = native.view(t)?;
+    Ok((view.is_contiguous && view.dtype == DType::I32).then_some(view))
 }

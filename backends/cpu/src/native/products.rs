@@ -11,6 +11,7 @@ use mlxcel_cpu_kernels::qmatmul::{self, Precision};
 use mlxcel_cpu_kernels::{Isa, QuantizedMatrix, Scales, dense, gemm_integers};
 
 use super::centred::{expanded_product, is_centred};
+use super::operands::half_of;
 use super::{State, filled, floats, joint, remembered, slot};
 
 pub(super) fn install(table: &mut BackendOps) {
@@ -385,9 +386,20 @@ pub(super) fn expand(
         return Ok(None);
     };
     let shape = with_last(native.view(w.weight)?.shape(), matrix.columns());
-    let mut factors = vec![0.0; 2 * matrix.groups()];
+    let (columns, mut factors) = (matrix.columns(), vec![0.0; 2 * matrix.groups()]);
+    if let Some(half) = half_of(dtype) {
+        let (t, out) = native.allocate(dtype, &shape)?;
+        let mut wide = vec![0.0; columns];
+        // SAFETY: freshly allocated with elements of 16 bits; nobody else knows it.
+        let rows = unsafe { out.as_mut_slice::<u16>() }.chunks_exact_mut(columns);
+        for (row, out) in rows.enumerate() {
+            matrix.expand_row(row, &mut factors, &mut wide);
+            half.narrow(&wide, out);
+        }
+        return Ok(Some(t));
+    }
     filled(&native, dtype, &shape, "dequantize", |out| {
-        for (row, out) in out.chunks_exact_mut(matrix.columns()).enumerate() {
+        for (row, out) in out.chunks_exact_mut(columns).enumerate() {
             matrix.expand_row(row, &mut factors, out);
         }
         true

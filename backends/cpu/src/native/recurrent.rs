@@ -9,6 +9,7 @@ use mlxcel_abi::{DType, ErrorObj, Result, Status, Tensor};
 use mlxcel_backend_mlx::native::{Native, View};
 use mlxcel_cpu_kernels::recurrent::{Conv, Delta, States, gated_delta, short_conv};
 
+use super::operands::integers;
 use super::{Outcome, State, attempt, filled, floats};
 
 pub(super) fn install(table: &mut BackendOps) {
@@ -20,11 +21,6 @@ pub(super) fn install(table: &mut BackendOps) {
 fn in_place(native: &Native<'_>, t: Tensor) -> Result<Option<View>> {
     let view = native.view(t)?;
     Ok((view.is_contiguous && view.dtype == DType::F32 && !view.is_empty()).then_some(view))
-}
-
-fn integers(native: &Native<'_>, t: Tensor) -> Result<Option<View>> {
-    let view = native.view(t)?;
-    Ok((view.is_contiguous && view.dtype == DType::I32).then_some(view))
 }
 
 /// The step's states; none when they are not for a kernel.

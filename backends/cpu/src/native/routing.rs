@@ -72,7 +72,7 @@ fn routed(native: Native<'_>, state: &mut State, args: &RouteArgs) -> Result<Opt
     if !done {
         return Err(Native::panicked("route"));
     }
-    let weights = weights.give_in(dtype)?;
+    let weights = weights.rounded(dtype)?.give();
     Ok(Some(vec![experts.give(), weights]))
 }
 

@@ -7,6 +7,7 @@ use mlxcel_abi::{DType, Result, Tensor};
 use mlxcel_backend_mlx::native::Native;
 use mlxcel_cpu_kernels::row::{self, Gate};
 
+use super::operands::half_of;
 use super::{State, filled, floats, joint, slot};
 
 /// Elements below which a kernel runs on the calling thread alone.
@@ -254,7 +255,14 @@ fn scaled(native: Native<'_>, kind: u32, a: Tensor, scalar: f64) -> Result<Optio
     };
     // SAFETY: a contiguous f32 view of a tensor that the caller holds during the call.
     let x = unsafe { a.as_slice::<f32>() };
-    let scalar = scalar as f32;
+    // A constant of the tensor's type. One that the type does not hold is for MLX to say.
+    let scalar = match half_of(a.given) {
+        Some(half) => half.rounded(scalar as f32),
+        None => scalar as f32,
+    };
+    if !scalar.is_finite() {
+        return Ok(None);
+    }
     filled(&native, a.given, a.shape(), "binary_scalar", |out| {
         x.iter().zip(out).for_each(|(x, out)| *out = x * scalar);
         true

@@ -11,16 +11,11 @@ use mlxcel_cpu_kernels::attention::{Cells, CellsMut};
 use mlxcel_cpu_kernels::sparse::{Attend, Index, Pages, attend, index};
 
 use super::attention::{cells, format_of};
-use super::operands::Floats;
+use super::operands::{Floats, integers};
 use super::{Outcome, State, attempt, filled, floats};
 
 pub(super) fn install(table: &mut BackendOps) {
     table.sparse_index = sparse_index;
-}
-
-fn integers(native: &Native<'_>, t: Tensor) -> Result<Option<View>> {
-    let view = native.view(t)?;
-    Ok((view.is_contiguous && view.dtype == DType::I32).then_some(view))
 }
 
 /// Where the keys of every row are; none when that is not for a kernel.

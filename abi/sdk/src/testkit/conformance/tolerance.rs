@@ -161,7 +161,7 @@ mod tests {
         );
         assert_eq!(
             rounded.allowed(DType::F16, 4.0),
-            two.allowed(DType::F16, 4.0)
+            0.25 + two.allowed(DType::F16, 4.0)
         );
         assert_eq!(rounded.allowed(DType::F32, f64::INFINITY), 0.0);
     }
