@@ -30,20 +30,24 @@ pub struct Report {
     rows: Vec<Row>,
 }
 
-/// What was asked for, and what came of it where the backend says so.
+/// What the model was loaded with.
 struct Setting<T> {
-    asked: Option<T>,
+    /// What was asked for, else what the backend says that it takes by itself, if it does.
     in_force: Option<T>,
+    is_asked: bool,
 }
 
-impl<T: Display> Setting<T> {
+impl<T: Display + Copy> Setting<T> {
+    fn asked(&self) -> Option<T> {
+        self.in_force.filter(|_| self.is_asked)
+    }
+
     /// For people: the value, and `word` where nobody asked.
     fn text(&self, word: &str) -> String {
-        match (&self.asked, &self.in_force) {
-            (Some(_), Some(value)) => value.to_string(),
-            (None, Some(value)) => format!("{value} ({word})"),
-            (Some(value), None) => format!("{value} (as asked)"),
-            (None, None) => word.to_owned(),
+        match self.in_force {
+            Some(value) if self.is_asked => value.to_string(),
+            Some(value) => format!("{value} ({word})"),
+            None => word.to_owned(),
         }
     }
 }
@@ -84,12 +88,12 @@ impl Report {
             dtype: facts.dtype.name(),
             kv_dtype: facts.kv_type.name(),
             threads: Setting {
-                asked: (args.threads > 0).then_some(args.threads),
                 in_force: facts.threads,
+                is_asked: args.threads > 0,
             },
             precision: Setting {
-                asked: args.load_options().precision.map(Precision::name),
                 in_force: facts.precision.map(Precision::name),
+                is_asked: args.load_options().precision.is_some(),
             },
             step_rows: facts.steps.rows,
             is_deterministic: args.deterministic,
@@ -187,9 +191,9 @@ impl Report {
             "dtype": self.dtype,
             "kv_dtype": self.kv_dtype,
             "threads": self.threads.in_force,
-            "threads_asked": self.threads.asked.unwrap_or(0),
+            "threads_asked": self.threads.asked().unwrap_or(0),
             "precision": self.precision.in_force,
-            "precision_asked": self.precision.asked.unwrap_or("auto"),
+            "precision_asked": self.precision.asked().unwrap_or("auto"),
             "step_rows": self.step_rows,
             "deterministic": self.is_deterministic,
             "context_tokens": self.context_tokens,
@@ -225,6 +229,17 @@ mod tests {
         assert_eq!(spread(&[2.0, 4.0, 6.0]), (4.0, Some(2.0)));
         assert_eq!(spread(&[5.0]), (5.0, None));
         assert_eq!(quoted("a,\"b\".gguf"), "\"a,\"\"b\"\".gguf\"");
+    }
+
+    #[test]
+    fn a_setting_says_whose_choice_it_is() {
+        let setting = |in_force, is_asked| Setting { in_force, is_asked };
+        let told = [(Some(4), true), (Some(4), false), (None, false)].map(|(value, is_asked)| {
+            let setting = setting(value, is_asked);
+            (setting.text("default"), setting.asked())
+        });
+        let expected = [("4", Some(4)), ("4 (default)", None), ("default", None)];
+        assert_eq!(told, expected.map(|(text, asked)| (text.to_owned(), asked)));
     }
 
     #[test]
