@@ -331,7 +331,8 @@ fn a_setting_that_is_given_twice_and_a_text_that_is_none_are_told() {
     let done = mlxcel.run(text.iter().copied().chain(twice));
     assert_eq!(done.code, Some(2));
     assert!(
-        done.stderr.contains("step-rows is given twice"),
+        done.stderr
+            .contains("--against step-rows=2: step-rows=1 sets step-rows already;"),
         "{}",
         done.stderr
     );
@@ -345,7 +346,8 @@ fn a_setting_that_is_given_twice_and_a_text_that_is_none_are_told() {
         let flags = [&file, "--against", first, "--against", second];
         let done = mlxcel.run(text.iter().copied().chain(flags));
         assert_eq!(
-            done.stderr.contains("is given twice"),
+            done.stderr
+                .contains(&format!("--against {second}: {first} sets cache-type-")),
             is_told,
             "{first} {second}: {}",
             done.stderr

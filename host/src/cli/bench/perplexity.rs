@@ -123,15 +123,31 @@ fn key(text: &str) -> String {
     text.split('=').next().unwrap_or_default().replace('_', "-")
 }
 
-/// Whether two settings are about the same thing, of which only one could be honoured.
-fn overlap(one: &str, other: &str) -> bool {
+/// What two settings are both about, if anything: only one of them could be honoured there.
+fn overlap(one: &str, other: &str) -> Option<String> {
     let both = "cache-type";
     let [one, other] = [one, other].map(key);
     let halves = |key: &str| {
         key.strip_prefix(both)
             .is_some_and(|end| ["-k", "-v"].contains(&end))
     };
-    one == other || (one == both && halves(&other)) || (other == both && halves(&one))
+    if one == other || (one == both && halves(&other)) {
+        return Some(other);
+    }
+    (other == both && halves(&one)).then_some(one)
+}
+
+/// Refuses a setting of something that one before it sets.
+fn check_apart(before: &[String], text: &str) -> Result<(), CliError> {
+    let mut overlaps = before
+        .iter()
+        .filter_map(|before| Some((before, overlap(before, text)?)));
+    match overlaps.next() {
+        Some((before, what)) => Err(CliError::usage(format!(
+            "--against {text}: {before} sets {what} already; all of --against is one setting, so measure the other in a run of its own"
+        ))),
+        None => Ok(()),
+    }
 }
 
 /// What is measured, and on what.
@@ -211,13 +227,8 @@ pub fn measure(
         let mut other = base;
         other.name = args.against.join(" ");
         for (place, text) in args.against.iter().enumerate() {
-            let before = args.against.iter().take(place);
-            if let Some(before) = before.into_iter().find(|before| overlap(before, text)) {
-                return Err(CliError::usage(format!(
-                    "--against {text}: {} is given twice, {before} says it too; all of --against is one setting, so measure the other in a run of its own",
-                    key(text)
-                )));
-            }
+            let before = args.against.get(..place).unwrap_or_default();
+            check_apart(before, text)?;
             other = other.changed(text)?;
         }
         settings.push(other);
@@ -468,6 +479,43 @@ mod tests {
             (perplexity - 8.0).abs() < 1e-9 && error < 1e-6,
             "{perplexity} {error}"
         );
+    }
+
+    #[test]
+    fn what_another_setting_sets_already_is_refused_by_name() {
+        let told = |against: &[&str]| {
+            let against: Vec<String> = against.iter().map(|text| (*text).to_owned()).collect();
+            let (text, before) = against.split_last().unwrap();
+            check_apart(before, text).err().map(|error| {
+                let text = error.to_string();
+                let (told, rest) = text.split_once("; ").unwrap();
+                assert_eq!(
+                    rest,
+                    "all of --against is one setting, so measure the other in a run of its own"
+                );
+                told.to_owned()
+            })
+        };
+        let refused = [
+            &["dtype=f16", "dtype=bf16"][..],
+            &["cache-type=f16", "cache-type-k=f32"],
+            &["cache_type_v=f32", "cache-type=f16"],
+            &["cache-type-k=f32", "cache_type_k=f16"],
+            &["dtype=f16", "step-rows=1", "step-rows=1"],
+        ];
+        let refused: Vec<String> = refused
+            .into_iter()
+            .map(|against| told(against).unwrap())
+            .collect();
+        insta::assert_snapshot!(refused.join("\n"), @r"
+        --against dtype=bf16: dtype=f16 sets dtype already
+        --against cache-type-k=f32: cache-type=f16 sets cache-type-k already
+        --against cache-type=f16: cache_type_v=f32 sets cache-type-v already
+        --against cache_type_k=f16: cache-type-k=f32 sets cache-type-k already
+        --against step-rows=1: step-rows=1 sets step-rows already
+        ");
+        let apart = ["cache_type_k=f32", "cache_type_v=f32", "dtype=f16"];
+        assert_eq!(told(&apart), None);
     }
 
     #[test]
