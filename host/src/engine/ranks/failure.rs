@@ -5,6 +5,7 @@ use std::process::Child;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvError, RecvTimeoutError};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 /// How often whoever waits looks whether the ranks still live.
@@ -18,6 +19,8 @@ struct Shared {
     reason: OnceLock<String>,
     is_ending: AtomicBool,
     children: Mutex<Vec<Child>>,
+    /// Threads that pass on what the ranks write to stderr.
+    words: Mutex<Vec<JoinHandle<()>>>,
 }
 
 /// The fate of the other ranks. Without any nothing can happen to them.
@@ -50,6 +53,26 @@ impl Failure {
                 let _ = child.kill();
             }
             children.push(child);
+        }
+    }
+
+    /// Takes over a thread that passes on what a rank writes to stderr.
+    pub(super) fn listen(&self, thread: JoinHandle<()>) {
+        if let Some(shared) = &self.0 {
+            lock(&shared.words).push(thread);
+        }
+    }
+
+    /// Waits until all that the ranks wrote before they ended is passed on, but not for ever: a process that one of them
+    /// started may hold its stderr open.
+    pub(super) fn hear_out(&self, patience: Duration) {
+        let Some(shared) = &self.0 else { return };
+        let began = Instant::now();
+        while !lock(&shared.words).iter().all(JoinHandle::is_finished) {
+            if began.elapsed() > patience {
+                return;
+            }
+            std::thread::sleep(LOOK / 10);
         }
     }
 
@@ -108,7 +131,8 @@ impl Failure {
         }
     }
 
-    /// Waits for a message of the engine thread, but not when the ranks have ended.
+    /// Waits for a message of the engine thread, but not when the ranks have ended: then for their last words, since
+    /// whoever waits may end the process and the engine thread may never return to do it.
     pub fn receive<T>(&self, from: &Receiver<T>) -> Result<T, RecvError> {
         if self.0.is_none() {
             return from.recv();
@@ -119,17 +143,21 @@ impl Failure {
             match from.recv_timeout(patience) {
                 Ok(message) => return Ok(message),
                 Err(RecvTimeoutError::Disconnected) => return Err(RecvError),
-                Err(RecvTimeoutError::Timeout) if ended => return Err(RecvError),
+                Err(RecvTimeoutError::Timeout) if ended => {
+                    self.hear_out(LAST_WORD);
+                    return Err(RecvError);
+                }
                 Err(RecvTimeoutError::Timeout) => {}
             }
         }
     }
 
-    /// Waits for a thread, but not for ever when the ranks have ended. Whether it ended.
-    pub fn join(&self, thread: std::thread::JoinHandle<()>) -> bool {
+    /// Waits for a thread, but not for ever when the ranks have ended: then for their last words. Whether it ended.
+    pub fn join(&self, thread: JoinHandle<()>) -> bool {
         let began = Instant::now();
         while self.reason().is_some() && !thread.is_finished() {
             if began.elapsed() > LAST_WORD {
+                self.hear_out(LAST_WORD);
                 return false;
             }
             std::thread::sleep(LOOK / 10);
@@ -162,6 +190,25 @@ mod tests {
         failure.fail("second".to_owned());
         assert_eq!(waits.join().unwrap(), Err(RecvError));
         assert_eq!(failure.reason(), Some("first"));
+        drop(keep);
+    }
+
+    #[test]
+    fn words_are_heard_to_their_end_unless_that_does_not_come() {
+        let failure = Failure::possible();
+        let (says, words) = channel();
+        let speaks = move || {
+            std::thread::yield_now();
+            says.send("last").unwrap();
+        };
+        failure.listen(std::thread::spawn(speaks));
+        failure.hear_out(Duration::MAX);
+        assert_eq!(words.try_recv(), Ok("last"));
+
+        let (keep, never) = channel::<u32>();
+        failure.listen(std::thread::spawn(move || assert!(never.recv().is_err())));
+        failure.hear_out(Duration::ZERO);
+        assert!(!lock(&failure.0.as_ref().unwrap().words)[1].is_finished());
         drop(keep);
     }
 

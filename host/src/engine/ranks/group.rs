@@ -8,7 +8,6 @@ use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
 use std::process::{Command, Stdio};
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use super::super::error::EngineError;
@@ -16,6 +15,7 @@ use super::RANK_COMMAND;
 use super::failure::{Failure, LAST_WORD};
 use super::frame;
 use super::message::{Answer, Order, Setup, StepOrder};
+use super::words::pass_on;
 
 /// Variables of a process by name.
 pub type Environment = BTreeMap<String, String>;
@@ -26,8 +26,6 @@ pub struct Ranks {
     ready: Receiver<()>,
     failure: Failure,
     addresses: Vec<String>,
-    /// Threads that pass on what the ranks write to stderr.
-    words: Vec<JoinHandle<()>>,
     /// All have loaded their part.
     is_ready: bool,
     /// A step was ordered that has not ended here.
@@ -57,7 +55,6 @@ impl Ranks {
             ready,
             failure,
             addresses,
-            words: Vec::new(),
             is_ready: false,
             is_ordered: false,
         };
@@ -93,13 +90,13 @@ impl Ranks {
         let id = child.id();
         let words = child.stderr.take();
         self.failure.adopt(child);
-        if let Some(mut words) = words {
+        if let Some(words) = words {
             let thread = std::thread::Builder::new().name(format!("mlxcel-words-{rank}"));
             let pass_on = move || {
                 // Where stderr is gone there is nobody to tell.
-                let _ = io::copy(&mut words, &mut io::stderr());
+                let _ = pass_on(words, &mut io::stderr());
             };
-            self.words.push(thread.spawn(pass_on)?);
+            self.failure.listen(thread.spawn(pass_on)?);
         }
         let link = ours.try_clone()?;
         let failure = self.failure.clone();
@@ -198,9 +195,7 @@ impl Drop for Ranks {
         // One that still loads may wait for others that never come.
         self.failure
             .reap(if self.is_ready { GRACE } else { Duration::ZERO });
-        for thread in self.words.drain(..) {
-            let _ = thread.join();
-        }
+        self.failure.hear_out(LAST_WORD);
     }
 }
 

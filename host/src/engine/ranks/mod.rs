@@ -2,13 +2,15 @@
 //!
 //! Rank 0 is the process that was started. It schedules, samples and answers; the others (`worker`) are children of it
 //! that do what it orders (`message`) over a pair of sockets (`frame`). What ends one of them ends all (`failure`).
-//! Tensors are moved by the backend's collectives alone. docs/adr/0013-tensor-parallel.md says why.
+//! Their stderr goes through that of rank 0 (`words`). Tensors are moved by the backend's collectives alone.
+//! docs/adr/0013-tensor-parallel.md says why.
 
 mod failure;
 mod frame;
 mod group;
 mod message;
 mod split;
+mod words;
 mod worker;
 
 use std::path::PathBuf;
