@@ -40,8 +40,10 @@ pub struct Decision {
 #[non_exhaustive]
 pub enum DetectError {
     /// Nobody knows this kind of model.
-    #[error("{}", unknown_text(what, nearest, rejected))]
+    #[error("{}", unknown_text(what, *knows_any, nearest, rejected))]
     Unknown {
+        /// Whether any architecture is known at all.
+        knows_any: bool,
         /// What was looked for, with its value.
         what: String,
         /// Known names close to it.
@@ -110,9 +112,11 @@ fn pins(conflict: &ArchConflict) -> String {
     pins.join(" or ")
 }
 
-fn unknown_text(what: &str, nearest: &[String], rejected: &[String]) -> String {
+fn unknown_text(what: &str, knows_any: bool, nearest: &[String], rejected: &[String]) -> String {
     let mut text = format!("no plugin knows {what}");
-    if !rejected.is_empty() {
+    if !knows_any && rejected.is_empty() {
+        text.push_str(", and no usable plugin of a model family was found");
+    } else if !rejected.is_empty() {
         text.push_str(&format!(
             "; a plugin for it exists but is not used: {}",
             rejected.join("; ")
@@ -239,6 +243,7 @@ fn nobody(index: &ArchIndex<'_>, query: Query<'_>, zeros: &[&ProbeScore]) -> Det
     let mut seen = BTreeSet::new();
     cures.retain(|cure| seen.insert(cure.clone()));
     DetectError::Unknown {
+        knows_any: !index.rows().is_empty(),
         what,
         nearest: nearest(wanted, index.known_names(query).into_iter()),
         rejected,

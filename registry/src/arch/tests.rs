@@ -68,6 +68,9 @@ fn equals_and_zeros_are_told_apart_from_nothing() {
     insta::assert_snapshot!(says(&[score("llama", "llama", 50), score("llama", "mistral", 50)]), @r#"model_type "llama" fits several architectures equally well (llama/llama (score 50), llama/mistral (score 50)): choose the plugin with --family NAME"#);
     insta::assert_snapshot!(says(&[score("llama", "llama", 0)]), @r#"model_type "llama" is recognised but not supported: llama/llama: because of llama"#);
     insta::assert_snapshot!(says(&[]), @r#"model_type "llama" is claimed by llama, which does not recognise this configuration: see `mlxcel inspect`"#);
+    let empty = tempfile::tempdir().unwrap();
+    let nothing = self::catalogue(empty.path());
+    insta::assert_snapshot!(decided(&nothing, None, Query::Gguf("gemma3"), &[]), @r#"no plugin knows GGUF architecture "gemma3", and no usable plugin of a model family was found"#);
     insta::assert_snapshot!(decided(&catalogue, None, Query::Gguf("lama"), &[]), @r#"no plugin knows GGUF architecture "lama": did you mean llama"#);
 }
 
@@ -157,7 +160,7 @@ fn rejected_and_disabled_plugins_are_named_by_what_they_would_serve() {
         |key: &str| decided(&catalogue, None, Query::ModelType(key), &[]).replace(&place, "DIR");
     insta::assert_snapshot!(says("qwen3"), @r#"no plugin knows model_type "qwen3"; a plugin for it exists but is not used: DIR/flag/libmlxcel_family_qwen.so: plugin uses ABI major 0, this host has 1: update the plugin"#);
     insta::assert_snapshot!(says("phi"), @r#"no plugin knows model_type "phi"; a plugin for it exists but is not used: DIR/flag/libmlxcel_family_phi.so: truncated: the segment table ends at byte 120, the file has 80; copy the file again"#);
-    insta::assert_snapshot!(says("mamba"), @r#"no plugin knows model_type "mamba": see `mlxcel arch` for what is known"#);
+    insta::assert_snapshot!(says("mamba"), @r#"no plugin knows model_type "mamba", and no usable plugin of a model family was found"#);
 }
 
 const OPTIONS: DocumentOptions<'static> = DocumentOptions {

@@ -69,12 +69,12 @@ pub fn run(workspace: &Workspace, args: &PeersArgs) -> Result<(), Error> {
     for subject in &subjects {
         let tables = session.measure(subject)?;
         let size = mib(subject.bytes());
-        text.push_str(&format!("\n## {}, {size:.0} MiB\n", subject.name));
+        let mut section = format!("\n## {}, {size:.0} MiB\n", subject.name);
         for (ours, table) in session.ours.iter().zip(&tables) {
             if tables.len() > 1 {
-                text.push_str(&format!("\n{}:\n", options(ours)));
+                section.push_str(&format!("\n{}:\n", options(ours)));
             }
-            text.push_str(&format!("\n{}", table.markdown()));
+            section.push_str(&format!("\n{}", table.markdown()));
             results.push(json!({
                 "model": subject.name,
                 "bytes": subject.bytes(),
@@ -82,6 +82,9 @@ pub fn run(workspace: &Workspace, args: &PeersArgs) -> Result<(), Error> {
                 "rows": table.json(),
             }));
         }
+        // What is measured is not lost when the rest is not waited for; the whole page comes at the end.
+        eprintln!("{section}");
+        text.push_str(&section);
     }
     let json = json!({
         "machine": machine.json(),
