@@ -209,6 +209,7 @@ fn no_plugins_hint() -> String {
 
 fn detect_hint(error: &DetectError) -> Option<String> {
     match error {
+        DetectError::NoFamilies { .. } => Some(no_plugins_hint()),
         DetectError::Unknown { rejected, .. } if rejected.is_empty() => Some(
             "--plugins-dir names a folder with more plugins; `mlxcel doctor` shows where they are looked for"
                 .to_owned(),

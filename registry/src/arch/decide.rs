@@ -40,10 +40,8 @@ pub struct Decision {
 #[non_exhaustive]
 pub enum DetectError {
     /// Nobody knows this kind of model.
-    #[error("{}", unknown_text(what, *knows_any, nearest, rejected))]
+    #[error("{}", unknown_text(what, nearest, rejected))]
     Unknown {
-        /// Whether any architecture is known at all.
-        knows_any: bool,
         /// What was looked for, with its value.
         what: String,
         /// Known names close to it.
@@ -52,6 +50,12 @@ pub enum DetectError {
         rejected: Vec<String>,
         /// What can be done about these.
         cures: Vec<String>,
+    },
+    /// There is nobody to know any kind of model.
+    #[error("no plugin knows {what}, and no usable plugin of a model family was found")]
+    NoFamilies {
+        /// What was looked for, with its value.
+        what: String,
     },
     /// It is recognised, and this variant of it is not implemented.
     #[error("{what} is recognised but not supported: {}", join(reasons))]
@@ -112,11 +116,9 @@ fn pins(conflict: &ArchConflict) -> String {
     pins.join(" or ")
 }
 
-fn unknown_text(what: &str, knows_any: bool, nearest: &[String], rejected: &[String]) -> String {
+fn unknown_text(what: &str, nearest: &[String], rejected: &[String]) -> String {
     let mut text = format!("no plugin knows {what}");
-    if !knows_any && rejected.is_empty() {
-        text.push_str(", and no usable plugin of a model family was found");
-    } else if !rejected.is_empty() {
+    if !rejected.is_empty() {
         text.push_str(&format!(
             "; a plugin for it exists but is not used: {}",
             rejected.join("; ")
@@ -242,8 +244,10 @@ fn nobody(index: &ArchIndex<'_>, query: Query<'_>, zeros: &[&ProbeScore]) -> Det
     }
     let mut seen = BTreeSet::new();
     cures.retain(|cure| seen.insert(cure.clone()));
+    if index.rows().is_empty() && rejected.is_empty() {
+        return DetectError::NoFamilies { what };
+    }
     DetectError::Unknown {
-        knows_any: !index.rows().is_empty(),
         what,
         nearest: nearest(wanted, index.known_names(query).into_iter()),
         rejected,
