@@ -6,57 +6,28 @@ use std::sync::OnceLock;
 
 use mlxcel_abi::{AbiError, Result, status};
 
+use crate::library::entry_points;
+
 type Program = *mut c_void;
 
 /// The releases of CUDA that MLX is built for, newest first.
 const NAMES: [&str; 2] = ["libnvrtc.so.13", "libnvrtc.so.12"];
 
-macro_rules! compiler {
-    ($($field:ident = $symbol:literal ( $($ty:ty),* $(,)? );)*) => {
-        struct Compiler {
-            $($field: unsafe extern "C" fn($($ty),*) -> c_int,)*
-            _library: libloading::Library,
-        }
-
-        impl Compiler {
-            fn open(library: libloading::Library) -> core::result::Result<Self, libloading::Error> {
-                // SAFETY: the types are those of the compiler's documented interface.
-                unsafe {
-                    Ok(Self {
-                        $($field: *library.get(concat!($symbol, "\0").as_bytes())?,)*
-                        _library: library,
-                    })
-                }
-            }
-        }
-    };
-}
-
-compiler! {
-    create = "nvrtcCreateProgram"(*mut Program, *const c_char, *const c_char, c_int, *const *const c_char, *const *const c_char);
-    destroy = "nvrtcDestroyProgram"(*mut Program);
-    compile = "nvrtcCompileProgram"(Program, c_int, *const *const c_char);
-    code_size = "nvrtcGetCUBINSize"(Program, *mut usize);
-    code = "nvrtcGetCUBIN"(Program, *mut c_char);
-    log_size = "nvrtcGetProgramLogSize"(Program, *mut usize);
-    log = "nvrtcGetProgramLog"(Program, *mut c_char);
+entry_points! {
+    Compiler {
+        create = "nvrtcCreateProgram"(*mut Program, *const c_char, *const c_char, c_int, *const *const c_char, *const *const c_char);
+        destroy = "nvrtcDestroyProgram"(*mut Program);
+        compile = "nvrtcCompileProgram"(Program, c_int, *const *const c_char);
+        code_size = "nvrtcGetCUBINSize"(Program, *mut usize);
+        code = "nvrtcGetCUBIN"(Program, *mut c_char);
+        log_size = "nvrtcGetProgramLogSize"(Program, *mut usize);
+        log = "nvrtcGetProgramLog"(Program, *mut c_char);
+    }
 }
 
 fn get() -> Result<&'static Compiler> {
     static FOUND: OnceLock<core::result::Result<Compiler, String>> = OnceLock::new();
-    let found = FOUND.get_or_init(|| {
-        let mut problem = String::new();
-        for name in NAMES {
-            // SAFETY: NVIDIA's library, which MLX links too; its constructors are its own.
-            match unsafe { libloading::Library::new(name) } {
-                Ok(library) => {
-                    return Compiler::open(library).map_err(|error| error.to_string());
-                }
-                Err(error) => problem = error.to_string(),
-            }
-        }
-        Err(problem)
-    });
+    let found = FOUND.get_or_init(|| Compiler::open(&NAMES));
     found.as_ref().map_err(|problem| {
         AbiError::new(
             status::UNAVAILABLE,

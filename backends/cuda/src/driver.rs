@@ -12,6 +12,8 @@ use std::sync::OnceLock;
 
 use mlxcel_abi::{AbiError, Result, status};
 
+use crate::library::said;
+
 pub(crate) use event::Event;
 pub(crate) use graph::Graph;
 pub(crate) use launch::{Arguments, Launch, MOST_ACROSS, Shape, pair};
@@ -153,7 +155,7 @@ thread_local! {
 }
 
 /// Another context is current for a while.
-struct Away<'a> {
+pub(crate) struct Away<'a> {
     driver: &'a Driver,
     before: *mut c_void,
 }
@@ -175,9 +177,13 @@ impl Driver {
         let found = FOUND.get_or_init(|| {
             // SAFETY: the driver's library is made to be opened; its constructors are its own.
             let library = unsafe { libloading::Library::new("libcuda.so.1") }
-                .map_err(|error| format!("{NO_DRIVER}: {error}"))?;
-            let driver = Driver::open(library)
-                .map_err(|error| format!("NVIDIA's driver is too old for this backend: {error}"))?;
+                .map_err(|error| format!("{NO_DRIVER}: {}", said(&error)))?;
+            let driver = Driver::open(library).map_err(|error| {
+                format!(
+                    "NVIDIA's driver is too old for this backend: {}",
+                    said(&error)
+                )
+            })?;
             // SAFETY: the first call that the driver asks for.
             unsafe { driver.init(0) }.map_err(|error| error.message)?;
             Ok(driver)
@@ -251,7 +257,7 @@ impl Driver {
     }
 
     /// Goes to this thread's context, and back when what is returned ends.
-    fn at_home(&self) -> Option<Away<'_>> {
+    pub(crate) fn at_home(&self) -> Option<Away<'_>> {
         let home = HOME.get();
         if home == 0 {
             return None;

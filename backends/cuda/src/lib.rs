@@ -4,10 +4,12 @@
 //! device nor a toolkit is needed to build it: the driver and the run-time compiler are opened when they are asked for, and which
 //! build of MLX it runs on is decided by the library in its package.
 
+mod blas;
 mod collectives;
 mod compiler;
 mod driver;
 mod kernels;
+mod library;
 mod marks;
 mod memory;
 mod native;

@@ -28,7 +28,11 @@ fn run_time() -> core::result::Result<(), String> {
     unsafe { libloading::Library::new("libamdhip64.so") }
         .map(drop)
         .map_err(|error| {
-            format!("AMD's ROCm is not installed (libamdhip64.so is not there): {error}")
+            use core::error::Error as _;
+            // libloading keeps what the linker said in the error's source.
+            let said = error.source().map(ToString::to_string);
+            let said = said.unwrap_or_else(|| error.to_string());
+            format!("AMD's ROCm is not installed (libamdhip64.so is not there): {said}")
         })
 }
 

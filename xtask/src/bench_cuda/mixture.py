@@ -141,8 +141,8 @@ class Experts:
         return groups, count, rows, rows + 4 * self.pairs
 
     def ordered(self, cuda, variant, choice):
-        return [Call(cuda, variant.function(("choice",), "group_pairs"), (1, 1, 1), 1024, 0,
-                     [choice.data_ptr(), *self.places(choice), self.pairs, EXPERTS, CHOSEN, 8])]
+        return [Call(cuda, variant.function(("choice",), "group_pairs"), (1, 1, 1), 1024, 4 * 32 * EXPERTS,
+                     [choice.data_ptr(), *self.places(choice), self.pairs, EXPERTS, CHOSEN, 8, 32])]
 
     def grouped_gated(self, cuda, variant, choice):
         groups, count, rows, _ = self.places(choice)

@@ -103,24 +103,67 @@ ROUTE(4)
 ROUTE(8)
 ROUTE(32)
 
+// Adds what a warp's pairs, from `first` to `end`, are to `own`, a number for each expert. Where `places` are given, what `own` held before
+// is where the next pair of the expert comes.
+__device__ __forceinline__ void count_pairs(
+    const u32* experts, u32* own, u32* rows, u32* places, int first, int end, int n_experts, int chosen, int lane) {
+  constexpr int kAhead = 4;
+  for (; first < end; first += 32 * kAhead) {
+    u32 next[kAhead];
+#pragma unroll
+    for (int i = 0; i < kAhead; ++i) {
+      const int p = first + 32 * i + lane;
+      next[i] = p < end ? min(experts[p], static_cast<u32>(n_experts - 1)) : 0xFFFFFFFFu;
+    }
+#pragma unroll
+    for (int i = 0; i < kAhead; ++i) {
+      const int p = first + 32 * i + lane;
+      const u32 same = __match_any_sync(0xFFFFFFFFu, next[i]);
+      const u32 before_it = __popc(same & ((1u << lane) - 1));
+      const u32 start = p < end ? own[next[i]] : 0;
+      __syncwarp();
+      if (p < end) {
+        if (before_it == 0) {
+          own[next[i]] = start + __popc(same);
+        }
+        if (places != nullptr) {
+          rows[start + before_it] = p / chosen;
+          places[p] = start + before_it;
+        }
+      }
+      __syncwarp();
+    }
+  }
+}
+
 // Pairs in order of experts, in groups of up to `most` pairs of one expert. One block. `group_count` is a number; `rows` has the
-// row of x of every place in the order, `places` the place of every pair.
+// row of x of every place in the order, `places` the place of every pair. Pairs of an expert keep their order: the group that a pair comes
+// into decides how its sums are divided, so that a run would differ from the one before in the last bits. So each of `parts` warps has a
+// range of pairs, counts those of each expert, and knows then where its own begin.
 extern "C" __global__ void __launch_bounds__(1024) group_pairs(
-    const u32* experts, uint4* groups, u32* group_count, u32* rows, u32* places, int pairs, int n_experts, int chosen, int most) {
+    const u32* experts, uint4* groups, u32* group_count, u32* rows, u32* places, int pairs, int n_experts, int chosen, int most, int parts) {
   constexpr int kMost = 1024;
-  __shared__ u32 counts[kMost], starts[kMost], group_starts[kMost];
+  // By part and expert.
+  extern __shared__ u32 counts[];
   __shared__ u32 warp_sums[2][32];
   let_next_start();
   wait_for_inputs();
   const int t = threadIdx.x, lane = t & 31, warp = t >> 5;
-  counts[t] = 0;
-  __syncthreads();
-  for (int p = t; p < pairs; p += kMost) {
-    atomicAdd(&counts[min(experts[p], static_cast<u32>(n_experts - 1))], 1u);
+  for (int i = t; i < parts * n_experts; i += kMost) {
+    counts[i] = 0;
   }
   __syncthreads();
-  // Running sums of pairs and of groups.
-  const u32 count = counts[t], own_groups = (count + most - 1) / most;
+  const int each = ((pairs + parts - 1) / parts + 31) & ~31;
+  const int first = warp < parts ? warp * each : pairs, end = min(pairs, first + each);
+  u32* own = counts + warp * n_experts;
+  count_pairs(experts, own, nullptr, nullptr, first, end, n_experts, chosen, lane);
+  __syncthreads();
+  // Running sums of pairs and of groups; a thread has an expert.
+  u32 count = 0;
+  for (int i = t; t < n_experts && i < parts * n_experts; i += n_experts) {
+    count += counts[i];
+  }
+  const u32 own_groups = (count + most - 1) / most;
   u32 sum = count, group_sum = own_groups;
 #pragma unroll
   for (int step = 1; step < 32; step *= 2) {
@@ -139,40 +182,22 @@ extern "C" __global__ void __launch_bounds__(1024) group_pairs(
     before += warp_sums[0][i];
     groups_before += warp_sums[1][i];
   }
-  starts[t] = before + sum - count;
-  group_starts[t] = groups_before + group_sum - own_groups;
+  const u32 start = before + sum - count, group_start = groups_before + group_sum - own_groups;
   if (t == kMost - 1) {
     *group_count = groups_before + group_sum;
   }
   for (u32 i = 0; i < own_groups; ++i) {
-    u32 first = i * most;
-    groups[group_starts[t] + i] = make_uint4(t, starts[t] + first, min(count - first, static_cast<u32>(most)), 0);
+    const u32 at = i * most;
+    groups[group_start + i] = make_uint4(t, start + at, min(count - at, static_cast<u32>(most)), 0);
+  }
+  u32 next = start;
+  for (int i = t; t < n_experts && i < parts * n_experts; i += n_experts) {
+    const u32 of_part = counts[i];
+    counts[i] = next;
+    next += of_part;
   }
   __syncthreads();
-  // Pairs of an expert keep their order: the group that a pair comes into decides how its sums are divided, so that a run would
-  // differ from the one before in the last bits. Warps take turns.
-  for (int first = 0; first < pairs; first += kMost) {
-    const int p = first + t;
-    const bool is_there = p < pairs;
-    const u32 expert = is_there ? min(experts[p], static_cast<u32>(n_experts - 1)) : 0xFFFFFFFFu;
-    const u32 same = __match_any_sync(0xFFFFFFFFu, expert);
-    const u32 before_it = __popc(same & ((1u << lane) - 1));
-    const int turns = min(kMost / 32, (pairs - first + 31) / 32);
-    for (int turn = 0; turn < turns; ++turn) {
-      if (warp == turn) {
-        const u32 start = is_there ? starts[expert] : 0;
-        __syncwarp();
-        if (is_there) {
-          if (before_it == 0) {
-            starts[expert] = start + __popc(same);
-          }
-          rows[start + before_it] = p / chosen;
-          places[p] = start + before_it;
-        }
-      }
-      __syncthreads();
-    }
-  }
+  count_pairs(experts, own, rows, places, first, end, n_experts, chosen, lane);
 }
 
 // out[row] = residual[row] + the weighted sum of y at its pairs' places. Two values a thread.

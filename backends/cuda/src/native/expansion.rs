@@ -3,6 +3,7 @@
 use mlxcel_abi::ops::BackendOps;
 use mlxcel_abi::ops_args::{QuantizedMatmulArgs, QuantizedWeight};
 use mlxcel_abi::{DType, Result, Tensor, status};
+use mlxcel_backend_mlx::native::View;
 use mlxcel_backend_mlx::stream::Device;
 
 use super::products::{FEW_ROWS, Weight, weight, with_last};
@@ -21,23 +22,42 @@ slot!(dequantize(w: *const QuantizedWeight, dtype: DType) |device, state| {
     expand(device, state, &unsafe { QuantizedWeight::read(w) }?, dtype)
 });
 
-/// Expands the weight into memory that all such products share, and lets MLX multiply.
-pub(super) fn through_expansion(
-    device: Device<'_>,
-    state: &mut State,
-    x: Tensor,
-    w: &Weight,
-    dtype: DType,
-) -> Result<Option<Tensor>> {
+/// The weight in full, in memory that all such products share, or none where it is too large. For the very next product alone.
+pub(super) fn in_full(state: &mut State, w: &Weight, dtype: DType) -> Result<Option<Weight>> {
     let bytes = w.rows * w.columns * dtype.size_bytes();
     if bytes > MOST_EXPANDED_BYTES {
         return Ok(None);
     }
-    let out = state.expanded(bytes)?;
-    write_expanded(state, w, dtype, out)?;
-    let shape = [w.rows as i64, w.columns as i64];
-    let expanded = device.wrap(&state.pool.borrowed(out, bytes), dtype, &shape)?;
-    let made = multiply_by(state, x, expanded);
+    let words = state.expanded(bytes)?;
+    write_expanded(state, w, dtype, words)?;
+    Ok(Some(Weight {
+        words,
+        scales: 0,
+        biases: 0,
+        bits: 16,
+        ..*w
+    }))
+}
+
+/// Expands the weight for NVIDIA's product, or for MLX's where there is none.
+pub(super) fn through_expansion(
+    device: Device<'_>,
+    state: &mut State,
+    (t, x): (Tensor, &View),
+    w: &Weight,
+) -> Result<Option<Tensor>> {
+    let Some(full) = in_full(state, w, x.dtype)? else {
+        return Ok(None);
+    };
+    if let Some(made) = state.multiply_dense(&device, x, &full, 0)? {
+        return Ok(Some(made));
+    }
+    let (rows, columns) = (full.rows, full.columns);
+    let block = state
+        .pool
+        .borrowed(full.words, rows * columns * x.dtype.size_bytes());
+    let expanded = device.wrap(&block, x.dtype, &[rows as i64, columns as i64])?;
+    let made = multiply_by(state, t, expanded);
     device.release(expanded)?;
     let made = made?;
     // Submitted now, because the next such product writes the same memory.

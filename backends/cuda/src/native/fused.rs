@@ -11,6 +11,7 @@ use mlxcel_abi::{DType, ErrorObj, Result, Status, Tensor};
 use mlxcel_backend_mlx::native::View;
 use mlxcel_backend_mlx::stream::Device;
 
+use super::expansion::in_full;
 use super::pending::let_go;
 use super::plan::Way;
 use super::products::{Weight, plain, plain_weight, quantized, weight};
@@ -193,7 +194,7 @@ fn projections(
         return Ok(Some(made));
     }
     let mut own = Own::default();
-    let made = one_by_one(device, state, args, layers, &mut own);
+    let made = one_by_one(device, state, args, (layers, &weights), &mut own);
     own.give_back(&device, state)?;
     made
 }
@@ -255,16 +256,50 @@ fn multiplied(
     }
 }
 
+/// `residual + x @ w.T` by one product of many rows, or none where there is no residual or no such product.
+fn with_residual(
+    device: Device<'_>,
+    state: &mut State,
+    x: Tensor,
+    w: &Weight,
+    residual: Tensor,
+) -> Result<Option<Tensor>> {
+    let Some((x, rows)) = rows_of(&device, state, x)? else {
+        return Ok(None);
+    };
+    if residual.is_none() || state.keeps_rows_apart || !state.is_dense(w, rows) {
+        return Ok(None);
+    }
+    let none = InputNorm::default();
+    let Some(around) = around(&device, state, &x, &none, residual, w.rows)? else {
+        return Ok(None);
+    };
+    state.flush(&device)?;
+    let full = match w.bits {
+        16 => Some(*w),
+        _ => in_full(state, w, x.dtype)?,
+    };
+    match full {
+        Some(full) => state.multiply_dense(&device, &x, &full, around.residual),
+        None => Ok(None),
+    }
+}
+
 fn one_by_one(
     device: Device<'_>,
     state: &mut State,
     args: &ProjectArgs,
-    layers: &[LinearWeight],
+    (layers, weights): (&[LinearWeight], &[Weight]),
     own: &mut Own,
 ) -> Result<Option<Vec<Tensor>>> {
     let Some(x) = normed(device, state, args.x, &args.norm, own)? else {
         return Ok(None);
     };
+    if let [w] = weights
+        && let Some(sum) = with_residual(device, state, x, w, args.residual)?
+    {
+        return Ok(Some(vec![sum]));
+    }
     let mut made = Vec::with_capacity(layers.len());
     for layer in layers {
         let Some(t) = multiplied(device, state, x, layer)? else {
@@ -346,7 +381,7 @@ fn feed_forward(
         return Ok(Some(t));
     }
     let mut own = Own::default();
-    let made = by_parts(device, state, args, &mut own);
+    let made = by_parts(device, state, args, &down, &mut own);
     own.give_back(&device, state)?;
     made
 }
@@ -355,6 +390,7 @@ fn by_parts(
     device: Device<'_>,
     state: &mut State,
     args: &GatedMlpArgs,
+    down: &Weight,
     own: &mut Own,
 ) -> Result<Option<Tensor>> {
     let Some(x) = normed(device, state, args.x, &args.norm, own)? else {
@@ -372,6 +408,9 @@ fn by_parts(
         return Ok(None);
     };
     own.keep(inner);
+    if let Some(sum) = with_residual(device, state, inner, down, args.residual)? {
+        return Ok(Some(sum));
+    }
     let Some(product) = multiplied(device, state, inner, &args.down)? else {
         return Ok(None);
     };

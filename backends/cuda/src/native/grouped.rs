@@ -37,6 +37,14 @@ pub(super) struct Order {
     pub(super) most_groups: usize,
 }
 
+/// Ranges of pairs that `group_pairs` has a warp each for, and its shared memory: a number for each of them and each expert.
+fn parts(experts: usize, most_shared_bytes: u32) -> (u32, u32) {
+    const MOST: u32 = 32;
+    let each = (experts * size_of::<u32>()) as u32;
+    let parts = (most_shared_bytes / each.max(1)).clamp(1, MOST);
+    (parts, parts * each)
+}
+
 impl Mixture {
     pub(super) fn submit_grouped(&self, state: &mut State, held: &mut Held) -> Result<()> {
         if let Some(size) = self.tile_rows(state) {
@@ -102,10 +110,15 @@ impl Mixture {
             .int(self.gate.experts as i32)
             .int(self.chosen as i32)
             .int(size as i32);
-        let shape = Shape::line(1, 1024);
-        let text = Text::Choice { is_full: false };
-        // SAFETY: room for all groups that there can be and for two numbers a pair.
-        unsafe { state.launch(text, self.dtype, "group_pairs", &shape, 0, arguments) }?;
+        let (parts, shared_bytes) = parts(self.gate.experts, state.most_shared_bytes);
+        let shape = Shape {
+            shared_bytes,
+            ..Shape::line(1, 1024)
+        };
+        let (text, most) = (Text::Choice { is_full: false }, state.most_shared_bytes);
+        let arguments = arguments.int(parts as i32);
+        // SAFETY: room for all groups that there can be and for two numbers a pair, and for a number of each part and expert.
+        unsafe { state.launch(text, self.dtype, "group_pairs", &shape, most, arguments) }?;
         Ok(order)
     }
 
@@ -296,5 +309,21 @@ impl Mixture {
         // SAFETY: the maps are those of the stacks and of x; the scratch holds two parts of every block, the counters one number
         // for every tile of every group.
         unsafe { state.launch(text, self.dtype, plan.name, &shape, most, arguments) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::parts;
+    use crate::native::routing::MOST_EXPERTS;
+
+    #[test]
+    fn parts_of_pairs_fit_a_block() {
+        assert_eq!(parts(128, 225 << 10), (32, 16 << 10));
+        assert_eq!(parts(MOST_EXPERTS as usize, 225 << 10), (32, 128 << 10));
+        // As much as compute capability 8.6 has.
+        let (count, bytes) = parts(MOST_EXPERTS as usize, 97 << 10);
+        assert_eq!(count, 24);
+        assert!(bytes <= 97 << 10);
     }
 }

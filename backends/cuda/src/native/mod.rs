@@ -8,6 +8,7 @@ mod apart;
 mod attention;
 mod clustered;
 mod decode;
+mod dense;
 mod expansion;
 mod flow;
 mod fused;
@@ -94,6 +95,8 @@ pub(crate) struct State {
     counters: usize,
     /// Operations that wait for the next one, to be submitted with it.
     pending: Pending,
+    /// NVIDIA's product of dense matrices.
+    dense: dense::Dense,
     /// Frequencies of rotary embeddings by dimensions and base.
     frequencies: HashMap<(u32, u32), usize>,
     /// The other ranks, where sums over them are launches.
@@ -154,6 +157,7 @@ fn install(table: &mut BackendOps, settings: &mlxcel_backend_mlx::KernelSettings
         kept: vec![(counters, bytes)],
         counters,
         pending: Pending::Nothing,
+        dense: dense::Dense::default(),
         frequencies: HashMap::new(),
         ranks: None,
         made: RefCell::default(),

@@ -189,10 +189,9 @@ pub(super) fn quantized(
             false => Ok(None),
         };
     }
-    let takes = (m <= MOST_ROWS || is_small(&w, m)) && has_room(state, &w, m);
-    if state.way(&w, m).is_none() && !takes {
+    if state.is_dense(&w, m) {
         state.flush(&device)?;
-        return through_expansion(device, state, args.x, &w, x.dtype);
+        return through_expansion(device, state, (args.x, &x), &w);
     }
     let held = [args.x, args.w.weight, args.w.scales, args.w.biases];
     multiply(&device, state, &x, &w, m, &held).map(Some)
@@ -245,13 +244,26 @@ pub(super) fn plain(
     if state.takes_apart(&w) && x.shape().len() >= 2 {
         return apart(&device, state, &x, &w, m).map(Some);
     }
-    let takes = !state.keeps_rows_apart
-        && (state.way(&w, m).is_some()
-            || ((m <= MOST_ROWS_PLAIN || is_small(&w, m)) && has_room(state, &w, m)));
-    if x.shape().len() < 2 || !takes {
+    if state.keeps_rows_apart || x.shape().len() < 2 {
         return Ok(None);
     }
+    if state.is_dense(&w, m) {
+        return state.multiply_dense(&device, &x, &w, 0);
+    }
     multiply(&device, state, &x, &w, m, &[a, b]).map(Some)
+}
+
+impl State {
+    /// Whether no kernel of ours makes a product of `m` rows.
+    pub(super) fn is_dense(&self, w: &Weight, m: usize) -> bool {
+        let most = if w.bits == 16 {
+            MOST_ROWS_PLAIN
+        } else {
+            MOST_ROWS
+        };
+        let takes = (m <= most || is_small(w, m)) && has_room(self, w, m);
+        self.way(w, m).is_none() && !takes
+    }
 }
 
 /// Whether `many_rows` has room for so many rows: shared memory, and blocks along them.
