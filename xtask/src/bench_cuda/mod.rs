@@ -12,6 +12,7 @@
 //!   mixture.py                            the same for those of a mixture of experts
 //!   mlx_lm_speed.py                       mlx-lm on one of the checkpoints, within a time
 //!   run.sh                                checks, measures, prints the table
+//!   split.py                              checks that a model on two devices answers as on one
 //!   table.py                              us, both peers, goals and limits, of what run.sh wrote
 //! ```
 //! The machine brings NVIDIA's driver, a Python with torch and safetensors for the checkpoints, and NVIDIA's libraries from its
@@ -34,7 +35,7 @@ const CONFORMANCE: &str = "conformance";
 /// Where the kernels' texts are.
 const KERNELS: &str = "backends/cuda/src/kernels";
 /// Scripts of the bundle, by name.
-const SCRIPTS: [(&str, &str); 10] = [
+const SCRIPTS: [(&str, &str); 11] = [
     ("checkpoint.py", include_str!("checkpoint.py")),
     ("conformance.py", include_str!("conformance.py")),
     ("deterministic.py", include_str!("deterministic.py")),
@@ -44,6 +45,7 @@ const SCRIPTS: [(&str, &str); 10] = [
     ("mixture.py", include_str!("mixture.py")),
     ("mlx_lm_speed.py", include_str!("mlx_lm_speed.py")),
     ("run.sh", include_str!("run.sh")),
+    ("split.py", include_str!("split.py")),
     ("table.py", include_str!("table.py")),
 ];
 

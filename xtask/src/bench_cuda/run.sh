@@ -3,7 +3,8 @@
 # FOLDER holds checkpoints and results. Steps are, in this order and all of them where none is named:
 #   prepare   random checkpoints, for llama.cpp too, which is built where LLAMA_CPP=FOLDER names its sources (nvcc, cmake, ninja)
 #   kernels   the kernels by themselves, checked and timed
-#   check     memory that runs out, the conformance suite, answers that depend on nothing else
+#   check     the conformance suite, answers that depend on nothing else, memory that runs out, and where there are several devices
+#             whether two answer as one (of a real model too, which SPLIT_MODEL=MODEL names)
 #   measure   us and both peers; ends with the table
 # CONFORMANCE_SECONDS bounds the suite (600), MLX_LM_SECONDS mlx-lm with each checkpoint (90). Uses the python3 on the path for random checkpoints, and for mlx-lm where that is installed.
 set -u
@@ -91,6 +92,11 @@ if does check; then
         --out "$work/rows" --cache "$work/compiled" || failed=1
     python3 "$here/deterministic.py" "$mlxcel" "$work/smollm2-4" cuda || failed=1
     python3 "$here/faults.py" "$mlxcel" "$work/smollm2-4" cuda || failed=1
+    if [ "$devices" -gt 1 ]; then
+        for model in "$work/llama8b-16" "$work/llama8b-4" ${SPLIT_MODEL:+"$SPLIT_MODEL"}; do
+            python3 "$here/split.py" "$mlxcel" "$model" cuda 2 || failed=1
+        done
+    fi
 fi
 # Nothing is timed beside what compiles.
 wait

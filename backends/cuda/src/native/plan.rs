@@ -13,13 +13,11 @@ const STREAM_ROWS: usize = 4;
 const STREAM_ROW_BYTES: usize = 64 << 10;
 /// Shared memory of a block that two of find on a multiprocessor.
 const HALF_SHARED_BYTES: u32 = 112 << 10;
-/// Rows up to which `tiled` is faster than expanding the weight for MLX's product, and than MLX's product with a plain weight.
+/// Rows up to which `tiled` is faster than expanding the weight for a dense product, and than a dense product with a plain weight.
 const TILE_ROWS: usize = 512;
 const TILE_ROWS_PLAIN: usize = 128;
-/// Multiplications of a product with more rows that is still made here: MLX's product is the faster one, but takes the host some 60 us
-/// with all that is submitted around it.
-const SMALL: usize = 4 << 30;
-const SMALL_PLAIN: usize = 2 << 30;
+/// Multiplications up to which a product with more rows is one kernel of ours: a dense one takes the device some 9 microseconds at least.
+const SMALL: usize = 64 << 20;
 /// Columns that `tiled` is compiled for.
 const TILE_COLUMNS: [(usize, &str); 5] = [
     (8, "tiled_8"),
@@ -89,10 +87,9 @@ fn tiles(w: &Weight, rows: usize, processors: u32) -> bool {
     rows <= most && divides(w) && Tiles::of(w, rows, together, processors).is_some()
 }
 
-/// Whether a product is so small that what the host takes for MLX's decides.
+/// Whether a product is too small for a dense one to be worth it.
 pub(super) fn is_small(w: &Weight, rows: usize) -> bool {
-    let most = if w.bits == 16 { SMALL_PLAIN } else { SMALL };
-    rows * w.rows * w.columns <= most
+    rows * w.rows * w.columns <= SMALL
 }
 
 /// Whether `tiled` can read the weight.
