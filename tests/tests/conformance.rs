@@ -43,7 +43,7 @@ macro_rules! backend {
         mod $name {
             each_group! {
                 $check: creation elementwise arithmetic reductions ordering movement indexing products
-                quantization convolution fourier norms attention paging recurrence selecting fused mixture randomness sampling
+                quantization convolution fourier norms attention paging recurrence selecting fused prompts mixture randomness sampling
                 composed
                 contract
             }

@@ -120,5 +120,5 @@ macro_rules! each_group {
 
 each_group! {
     creation elementwise arithmetic reductions ordering movement indexing products quantization
-    convolution fourier norms attention paging recurrence selecting fused mixture randomness sampling composed contract
+    convolution fourier norms attention paging recurrence selecting fused prompts mixture randomness sampling composed contract
 }

@@ -406,7 +406,7 @@ class Attention:
                 rows = x.numel() // self.width
                 before.append(Call(cuda, variant.function(("rows",), "rms_norm_short"), (-(-rows // 8), 1, 1), 256, 0,
                                    [x.data_ptr(), norm.data_ptr(), to.data_ptr(), rows, self.width, EPS], (to,)))
-        rope = Call(cuda, variant.function(("rows",), "rope_append"), (self.sequences, across, 1), 256, 0,
+        rope = Call(cuda, variant.function(("rows",), "rope_append"), (self.sequences, across, 1), 256, 4 * self.width,
                     [q.data_ptr(), k.data_ptr(), self.v.data_ptr(), self.positions.data_ptr(), self.table.data_ptr(),
                      self.turned[0].data_ptr(), self.turned[1].data_ptr(), keys, values, self.slots.data_ptr(), self.heads, self.kv_heads,
                      self.width, self.width, 0, 0, 1.0, self.pages << PAGE_SHIFT, *norms])

@@ -120,9 +120,20 @@ struct HeadNorm {
   }
 };
 
+// By how much a pair turns.
+struct Turn {
+  float sine, cosine;
+};
+
+// `inverse`: the table holds a period instead of a frequency.
+__device__ __forceinline__ Turn turn_of(float entry, int inverse, float position) {
+  Turn turn;
+  sincosf(inverse ? position / entry : position * entry, &turn.sine, &turn.cosine);
+  return turn;
+}
+
 __device__ __forceinline__ void rotate(
-    const u16* from, u16* to, u16* also, int at, int dims, float frequency, int interleaved, int inverse, float position,
-    const HeadNorm& norm) {
+    const u16* from, u16* to, u16* also, int at, int dims, Turn turn, int interleaved, const HeadNorm& norm) {
   const int half = dims / 2;
   auto put = [&](int place, float v) {
     const u16 rounded = from_float(v);
@@ -135,13 +146,10 @@ __device__ __forceinline__ void rotate(
     put(half + at, norm.value(from, half + at));
     return;
   }
-  float angle = inverse ? position / frequency : position * frequency;
-  float sine, cosine;
-  sincosf(angle, &sine, &cosine);
   int first = interleaved ? 2 * at : at, second = interleaved ? 2 * at + 1 : at + half;
   float a = norm.value(from, first), b = norm.value(from, second);
-  put(first, a * cosine - b * sine);
-  put(second, a * sine + b * cosine);
+  put(first, a * turn.cosine - b * turn.sine);
+  put(second, a * turn.sine + b * turn.cosine);
 }
 
 // How a head's norm is made: 0 not at all.
@@ -152,15 +160,22 @@ struct HeadNorms {
   int normed;
 };
 
-// Norms and rotates queries and keys of a step, and puts keys and values into the pools. A warp a head.
+// Norms and rotates queries and keys of a step, and puts keys and values into the pools. A warp a head; the heads of a block turn by the
+// same angles, whose sines take longer than all else.
 extern "C" __global__ void __launch_bounds__(256) rope_append(
     const u16* q, const u16* k, const u16* v, const int* positions, const float* table, u16* q_out, u16* k_out, u16* key_pool,
     u16* value_pool, const int* slots, int heads, int kv_heads, int width, int dims, int interleaved, int inverse, float scale,
     int pool_rows, HeadNorms norms) {
   let_next_start();
   wait_for_inputs();
+  extern __shared__ Turn turns[];
   const int half = dims / 2, own = width - half, row = blockIdx.x, slot = slots[row];
   const int lane = threadIdx.x & 31, item = blockIdx.y * 8 + (threadIdx.x >> 5);
+  const float position = positions[row] * scale;
+  for (int at = threadIdx.x; at < half; at += blockDim.x) {
+    turns[at] = turn_of(table[at], inverse, position);
+  }
+  __syncthreads();
   if (item >= heads + 2 * kv_heads) {
     return;
   }
@@ -187,13 +202,12 @@ extern "C" __global__ void __launch_bounds__(256) rope_append(
     norm.factor = rsqrtf(sum_of_warp(sum) / width + norms.eps);
   }
   u16* also = is_q || !has_slot ? nullptr : key_pool + in_pool;
-  const float position = positions[row] * scale;
   for (int at = lane; at < own; at += 32) {
-    rotate(from, (is_q ? q_out : k_out) + place, also, at, dims, at < half ? table[at] : 0.0f, interleaved, inverse, position, norm);
+    rotate(from, (is_q ? q_out : k_out) + place, also, at, dims, at < half ? turns[at] : Turn{}, interleaved, norm);
   }
 }
 
-// One thread a pair, the heads of a row in a block. `inverse`: the table holds periods instead of frequencies.
+// One thread a pair, the heads of a row in a block.
 extern "C" __global__ void __launch_bounds__(256) rope(
     const u16* x, const int* positions, const float* table, u16* out, int heads, int width, int dims, int interleaved,
     int inverse, float scale) {
@@ -205,7 +219,8 @@ extern "C" __global__ void __launch_bounds__(256) rope(
   for (int i = blockIdx.y * blockDim.x + threadIdx.x; i < heads * own; i += gridDim.y * blockDim.x) {
     int head = i / own, at = i % own;
     size_t place = row + static_cast<size_t>(head) * width;
-    rotate(x + place, out + place, nullptr, at, dims, at < half ? table[at] : 0.0f, interleaved, inverse, position, HeadNorm{});
+    const Turn turn = at < half ? turn_of(table[at], inverse, position) : Turn{};
+    rotate(x + place, out + place, nullptr, at, dims, turn, interleaved, HeadNorm{});
   }
 }
 

@@ -1,7 +1,7 @@
 //! Products with plain and quantised weights.
 //!
-//! Which kernel takes a product is in `plan.rs`; where there is none for so many rows, a quantised weight is expanded for MLX's
-//! product (`expansion.rs`).
+//! Which kernel takes a product is in `plan.rs`; where there is none for so many rows, a quantised weight is expanded
+//! (`expansion.rs`) for a dense product (`dense.rs`).
 
 use mlxcel_abi::kinds::quant;
 use mlxcel_abi::ops::BackendOps;
@@ -18,7 +18,7 @@ use crate::kernels::Text;
 
 /// Rows that `few_rows` takes.
 pub(super) const FEW_ROWS: usize = 8;
-/// Rows up to which a kernel of ours is faster than MLX's product, by bits of the weight.
+/// Rows up to which `many_rows` is faster than a dense product, by bits of the weight.
 const MOST_ROWS: usize = 128;
 const MOST_ROWS_PLAIN: usize = 64;
 /// For the text of plain products, which does not use it.

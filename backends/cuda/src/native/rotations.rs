@@ -205,9 +205,11 @@ impl State {
                 1,
             ],
             threads: 256,
-            shared_bytes: 0,
+            // A sine and a cosine for each pair of a head.
+            shared_bytes: 4 * turn.dims as u32,
         };
+        let most = self.most_shared_bytes;
         // SAFETY: shapes were checked, those of the pools by the caller; slots outside are skipped.
-        unsafe { self.launch(Text::Rows, turn.dtype, "rope_append", &shape, 0, arguments) }
+        unsafe { self.launch(Text::Rows, turn.dtype, "rope_append", &shape, most, arguments) }
     }
 }

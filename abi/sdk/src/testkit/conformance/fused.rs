@@ -22,14 +22,14 @@ const EPS: f32 = 1e-5;
 
 /// What comes before and after the products.
 #[derive(Debug, Clone, Copy)]
-struct Around {
-    dtype: DType,
-    rows: i64,
+pub(super) struct Around {
+    pub(super) dtype: DType,
+    pub(super) rows: i64,
     /// A norm, and whether it has a weight.
-    norm: Option<bool>,
-    residual: bool,
+    pub(super) norm: Option<bool>,
+    pub(super) residual: bool,
     /// One row of the input has a NaN.
-    nan: bool,
+    pub(super) nan: bool,
 }
 
 impl Around {
@@ -96,23 +96,18 @@ pub(super) fn answered(done: Result<()>) -> Result<bool> {
     }
 }
 
-fn project(b: &Backend, around: &Around, layers: &[Layer], fused: bool) -> Result<Vec<Tensor>> {
-    let columns = match layers {
-        [Layer { plain: Some(w), .. }, ..] => w.dims()[1],
-        [
-            Layer {
-                packed: Some(w), ..
-            },
-            ..,
-        ] => w.columns(),
-        _ => 0,
-    };
+pub(super) fn project(
+    b: &Backend,
+    around: &Around,
+    layers: &[Layer],
+    fused: bool,
+) -> Result<Vec<Tensor>> {
+    let [width, columns] = layers.first().map_or([0; 2], Layer::shape);
     let (x, weight) = (around.input(b, columns)?, around.weight(b, columns)?);
     let loaded = layers
         .iter()
         .map(|layer| layer.on(b))
         .collect::<Result<Vec<_>>>()?;
-    let width = loaded[0].forward(&x)?.dim(1)?;
     let residual = around.added(b, width)?;
     if fused {
         let raw: Vec<LinearWeight> = loaded.iter().map(Loaded::raw).collect();
@@ -137,12 +132,12 @@ fn project(b: &Backend, around: &Around, layers: &[Layer], fused: bool) -> Resul
 }
 
 /// A gated block: input and inner width, forms of gate, up and down, activation.
-struct Mlp {
-    columns: i64,
-    inner: i64,
-    forms: [Option<QuantSpec>; 3],
-    bias: bool,
-    kind: u32,
+pub(super) struct Mlp {
+    pub(super) columns: i64,
+    pub(super) inner: i64,
+    pub(super) forms: [Option<QuantSpec>; 3],
+    pub(super) bias: bool,
+    pub(super) kind: u32,
 }
 
 impl Mlp {
@@ -160,7 +155,7 @@ impl Mlp {
         ]
     }
 
-    fn run(&self, b: &Backend, around: &Around, fused: bool) -> Result<Vec<Tensor>> {
+    pub(super) fn run(&self, b: &Backend, around: &Around, fused: bool) -> Result<Vec<Tensor>> {
         let columns = self.columns;
         let [gate, up, down] = self.layers(around.dtype);
         let (gate, up, down) = (gate.on(b)?, up.on(b)?, down.on(b)?);
@@ -188,7 +183,7 @@ impl Mlp {
     }
 
     /// How far rounded activations reach into the result.
-    fn reach(&self, b: &Backend, around: &Around) -> Result<f64> {
+    pub(super) fn reach(&self, b: &Backend, around: &Around) -> Result<f64> {
         let [gate, up, down] = self.layers(around.dtype);
         let weights = [gate.measured(b)?, up.measured(b)?, down.measured(b)?];
         let x = around.before(b, self.columns)?;
@@ -380,7 +375,7 @@ fn product_tolerance(columns: i64) -> Tolerance {
 }
 
 /// One for every layer of a projection.
-fn projection_tolerances(
+pub(super) fn projection_tolerances(
     suite: &Suite<'_>,
     around: &Around,
     layers: &[Layer],

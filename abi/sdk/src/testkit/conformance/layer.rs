@@ -37,6 +37,13 @@ impl Layer {
         }
     }
 
+    /// Rows and columns of the weight.
+    pub(super) fn shape(&self) -> [i64; 2] {
+        let plain = self.plain.as_ref().map(|w| [w.dims()[0], w.dims()[1]]);
+        let packed = self.packed.as_ref().map(|w| [w.rows(), w.columns()]);
+        plain.or(packed).unwrap_or_default()
+    }
+
     pub(super) fn on(&self, b: &Backend) -> Result<Loaded> {
         Ok(Loaded {
             plain: match &self.plain {

@@ -31,6 +31,7 @@ mod ordering;
 mod paging;
 mod parts;
 mod products;
+mod prompts;
 mod quantised_pools;
 mod quantization;
 mod randomness;
@@ -143,6 +144,10 @@ pub const GROUPS: &[Group] = &[
     Group {
         name: "fused",
         run: fused::run,
+    },
+    Group {
+        name: "prompts",
+        run: prompts::run,
     },
     Group {
         name: "mixture",

@@ -137,6 +137,11 @@ impl Packed {
         }
     }
 
+    /// Rows of the matrix.
+    pub(super) fn rows(&self) -> i64 {
+        self.scales.dims().iter().rev().nth(1).copied().unwrap_or(0)
+    }
+
     /// Columns of the matrix.
     pub(super) fn columns(&self) -> i64 {
         let groups = self.scales.dims().last().copied().unwrap_or(0);
