@@ -54,7 +54,7 @@ pub(super) fn run(suite: &mut Suite<'_>) {
         };
         let mlp = Mlp {
             columns: 576,
-            inner: 456,
+            inner: 448,
             forms,
             bias: false,
             kind: glu::SILU,
