@@ -2,10 +2,12 @@
 
 use std::path::PathBuf;
 
-use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap::{Args, Parser, Subcommand};
 
+use crate::backend::Backend;
+use crate::mlx::whole::Depth;
 use crate::peers::args::{PeersArgs, ServerArgs, SoakArgs};
-use crate::plugins::Request;
+use crate::plugins::{Content, Request};
 
 /// Development commands of mlxcel.
 #[derive(Debug, Parser)]
@@ -19,8 +21,8 @@ pub struct Cli {
 pub enum Command {
     /// Fetch MLX's official library into target/mlx, or check the one that MLX_ROOT names
     Setup {
-        /// Which build of MLX
-        #[arg(long, value_enum, default_value_t = Backend::Cpu)]
+        /// Which build of MLX: cpu, cuda (= cuda13), cuda13, cuda12 or metal
+        #[arg(long, value_parser = Backend::parse, default_value_t = Backend::Cpu)]
         backend: Backend,
     },
     /// Build the plugins and lay them out as the host finds them
@@ -53,9 +55,12 @@ pub enum Command {
     },
     /// Assemble a folder and an archive that can be given to others
     Dist {
-        /// Backends to include (repeatable)
-        #[arg(long, value_enum, default_values_t = [Backend::Cpu])]
+        /// Backends to include (repeatable): cpu, cuda (= cuda13), cuda13, cuda12 or metal
+        #[arg(long, value_parser = Backend::parse, default_values_t = [Backend::Cpu])]
         backend: Vec<Backend>,
+        /// Pack the plugin of the one backend alone, for those who have mlxcel already
+        #[arg(long)]
+        only_backend: bool,
     },
     /// Measure us beside llama.cpp and mlx-lm in one run, and print a table with ratios
     BenchPeers(PeersArgs),
@@ -63,8 +68,8 @@ pub enum Command {
     BenchServer(ServerArgs),
     /// Make a bundle that checks and measures the CUDA backend on a machine without network
     BenchCuda {
-        /// Which build of MLX
-        #[arg(long, value_enum, default_value_t = Backend::Cuda13)]
+        /// Which build of MLX: cuda (= cuda13), cuda13 or cuda12
+        #[arg(long, value_parser = Backend::parse_cuda, default_value_t = Backend::Cuda13)]
         backend: Backend,
     },
     /// Mixed traffic for our server for a long time; fails if it holds more afterwards
@@ -91,8 +96,8 @@ pub struct PluginArgs {
     /// Where to lay the packages out, instead of `plugins` in the folder of the profile under target
     #[arg(long, value_name = "DIR")]
     pub out: Option<PathBuf>,
-    /// Backends to build (repeatable)
-    #[arg(long, value_enum, default_values_t = [Backend::Cpu])]
+    /// Backends to build (repeatable): cpu, cuda (= cuda13), cuda13, cuda12 or metal
+    #[arg(long, value_parser = Backend::parse, default_values_t = [Backend::Cpu])]
     pub backend: Vec<Backend>,
 }
 
@@ -102,7 +107,8 @@ impl PluginArgs {
             release: self.release,
             out: self.out.clone(),
             backends: self.backend.clone(),
-            with_host: false,
+            content: Content::Plugins,
+            depth: Depth::Sizes,
         }
     }
 }
@@ -117,40 +123,10 @@ pub struct TestArgs {
     pub list: bool,
 }
 
-/// A build of MLX.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum Backend {
-    Cpu,
-    #[value(alias = "cuda")]
-    Cuda13,
-    Cuda12,
-    Metal,
-}
-
-impl Backend {
-    /// As `--backend`, `mlx.toml` and `target/mlx` spell it.
-    pub fn name(self) -> &'static str {
-        match self {
-            Backend::Cpu => "cpu",
-            Backend::Cuda13 => "cuda13",
-            Backend::Cuda12 => "cuda12",
-            Backend::Metal => "metal",
-        }
-    }
-
-    /// The folder under `backends/` whose crate is built against this MLX.
-    pub fn device(self) -> &'static str {
-        match self {
-            Backend::Cpu => "cpu",
-            Backend::Cuda13 | Backend::Cuda12 => "cuda",
-            Backend::Metal => "metal",
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::backend::{CUDA_NAMES, NAMES};
     use clap::CommandFactory;
 
     #[test]
@@ -159,10 +135,20 @@ mod tests {
     }
 
     #[test]
-    fn backend_names_match_what_clap_accepts() {
-        for backend in Backend::value_variants() {
-            let shown = backend.to_possible_value().expect("no variant is hidden");
-            assert_eq!(shown.get_name(), backend.name());
+    fn help_tells_every_backend_and_the_short_name_of_cuda() {
+        let mut command = Cli::command();
+        for name in ["setup", "plugins", "dist", "bench-cuda"] {
+            let help = command
+                .find_subcommand_mut(name)
+                .expect("is a command")
+                .render_long_help()
+                .to_string();
+            let names = if name == "bench-cuda" {
+                CUDA_NAMES
+            } else {
+                NAMES
+            };
+            assert!(help.contains(names), "{name}: {help}");
         }
     }
 }

@@ -2,10 +2,11 @@
 
 use std::time::Instant;
 
-use crate::cli::Backend;
+use crate::backend::Backend;
 use crate::error::Error;
+use crate::mlx::whole::Depth;
 use crate::model;
-use crate::plugins::{self, Request};
+use crate::plugins::{self, Content, Request};
 use crate::process::Run;
 use crate::workspace::Workspace;
 
@@ -19,7 +20,8 @@ pub fn run(workspace: &Workspace, prompt: &str) -> Result<(), Error> {
             release: true,
             out: None,
             backends: vec![Backend::Cpu],
-            with_host: true,
+            content: Content::PluginsAndHost,
+            depth: Depth::Sizes,
         },
     )?;
     eprintln!("ready after {:.0} s", start.elapsed().as_secs_f64());

@@ -3,6 +3,7 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
+use crate::disk;
 use crate::process::Failure;
 
 #[derive(Debug, thiserror::Error)]
@@ -12,6 +13,16 @@ pub enum Error {
         action: &'static str,
         path: PathBuf,
         source: io::Error,
+    },
+
+    #[error(
+        "cannot {action} {}: the disk is full: {room}; free some space, or name a target folder on another disk in CARGO_TARGET_DIR, and run this again", path.display()
+    )]
+    DiskFull {
+        action: &'static str,
+        path: PathBuf,
+        /// What was expected and what was found.
+        room: String,
     },
 
     #[error("{path}: {message}", path = path.display())]
@@ -51,6 +62,10 @@ pub enum Error {
         problem: String,
         alternative: &'static str,
     },
+
+    /// A request that cannot be met; nothing was changed.
+    #[error("{0}")]
+    Refused(String),
 
     #[error("plugin {}: {problem}", plugin.display())]
     Plugin { plugin: PathBuf, problem: String },
@@ -94,10 +109,15 @@ impl Error {
     /// For `map_err` on file operations.
     pub fn io(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Error {
         let path = path.to_path_buf();
-        move |source| Error::Io {
-            action,
-            path,
-            source,
+        move |source| match source.kind() {
+            io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
+                disk::full(action, &path, None)
+            }
+            _ => Error::Io {
+                action,
+                path,
+                source,
+            },
         }
     }
 }

@@ -10,11 +10,13 @@
 )]
 
 mod abi_surface;
+mod backend;
 mod bench_cuda;
 mod cli;
 mod demo;
 mod deny;
 mod deps;
+mod disk;
 mod dist;
 mod error;
 mod families;
@@ -35,6 +37,7 @@ use clap::Parser;
 
 use crate::cli::{Cli, Command};
 use crate::error::Error;
+use crate::mlx::whole::Depth;
 use crate::workspace::Workspace;
 
 fn main() -> ExitCode {
@@ -56,7 +59,7 @@ fn run(cli: Cli) -> Result<(), Error> {
     let workspace = Workspace::find()?;
     match cli.command {
         Command::Setup { backend } => {
-            let tree = mlx::setup(&workspace, backend)?;
+            let tree = mlx::setup(&workspace, backend, Depth::Contents)?;
             println!("{}", tree.root.display());
         }
         Command::Plugins(args) => {
@@ -70,8 +73,12 @@ fn run(cli: Cli) -> Result<(), Error> {
         Command::Deps => deps::run(&workspace)?,
         Command::Sanitize => sanitize::run(&workspace)?,
         Command::Deny { advisories } => deny::run(&workspace, advisories)?,
-        Command::Dist { backend } => {
-            println!("{}", dist::run(&workspace, &backend)?.display());
+        Command::Dist {
+            backend,
+            only_backend,
+        } => {
+            let archive = dist::run(&workspace, &backend, only_backend)?;
+            println!("{}", archive.display());
         }
         Command::BenchPeers(args) => peers::bench(&workspace, &args)?,
         Command::BenchServer(args) => peers::bench_server(&workspace, &args)?,

@@ -57,10 +57,57 @@ impl Workspace {
         self.profile_dir(release).join(name)
     }
 
+    /// What a package is made from, for its README and for the time of its files.
+    pub fn origin(&self) -> Origin {
+        let git = |args: &[&str]| {
+            let outcome = Run::new("git").args(args).dir(&self.root).capture().ok()?;
+            let answer = outcome.stdout.trim().to_owned();
+            outcome.status.success().then_some(answer)
+        };
+        let changed = git(&["status", "--porcelain", "--untracked-files=no"])
+            .is_some_and(|list| !list.is_empty());
+        let asked = std::env::var("SOURCE_DATE_EPOCH").ok();
+        Origin {
+            commit: git(&["rev-parse", "HEAD"]),
+            changed,
+            time: asked
+                .or_else(|| git(&["log", "-1", "--format=%ct"]))
+                .and_then(|seconds| seconds.trim().parse().ok())
+                .unwrap_or(WITHOUT_A_COMMIT),
+        }
+    }
+
     pub fn relative<'a>(&self, path: &'a Path) -> &'a Path {
         path.strip_prefix(&self.root).unwrap_or(path)
     }
 }
+
+/// The state of the source tree.
+#[derive(Debug, Clone)]
+pub struct Origin {
+    /// None where the tree is no clone.
+    pub commit: Option<String>,
+    /// Whether files differ from it.
+    pub changed: bool,
+    /// Of the commit, or `SOURCE_DATE_EPOCH`; seconds since 1970.
+    pub time: u64,
+}
+
+impl Origin {
+    /// The commit, and whether it is not quite that.
+    pub fn described(&self) -> String {
+        let commit = self.commit.as_deref().unwrap_or("not known");
+        let changed = if self.changed {
+            ", with changes that are not committed"
+        } else {
+            ""
+        };
+        format!("{commit}{changed}")
+    }
+}
+
+/// 1980-01-01: archives made of a tree without history agree too.
+const WITHOUT_A_COMMIT: u64 = 315_532_800;
 
 /// `cargo run` tells where this crate is; without it, the first folder upwards that holds the pins.
 fn find_root() -> Result<PathBuf, Error> {
@@ -97,6 +144,8 @@ pub struct Package {
     pub name: String,
     pub version: String,
     pub license: Option<String>,
+    #[serde(default)]
+    pub authors: Vec<String>,
     pub repository: Option<String>,
     pub manifest_path: PathBuf,
     pub targets: Vec<Target>,

@@ -2,6 +2,8 @@
 //!
 //! ```text
 //! mlxcel-bench-cuda/
+//!   README.txt                            what this is and needs, its commands, how long they take; libraries that the machine must have
+//!   VERSION                               the commit that it was built from
 //!   bin/mlxcel  lib/mlxcel/plugins/...    as `dist` lays them out, optimised
 //!   bin/conformance  conformance.py       the conformance suite on the device, in several processes
 //!   checkpoint.py                         writes random checkpoints of real shapes
@@ -9,7 +11,9 @@
 //!   faults.py                             checks what happens when memory runs out
 //!   gguf_checkpoint.py                    the same shapes as GGUF, for llama.cpp
 //!   kernels.py  kernels/...               checks and times the kernels of a decode step by themselves
-//!   mixture.py                            the same for those of a mixture of experts
+//!   licences/                             of everything that is in here
+//!   machine.py                            which devices the bundle's own backend can use, and what is missing
+//!   mixture.py                            checks and times those of a mixture of experts
 //!   mlx_lm_speed.py                       mlx-lm on one of the checkpoints, within a time
 //!   run.sh                                checks, measures, prints the table
 //!   split.py                              checks that a model on two devices answers as on one
@@ -20,28 +24,36 @@
 
 use std::path::{Path, PathBuf};
 
-use crate::cli::Backend;
-use crate::dist::archive;
+use crate::backend::Backend;
+use crate::dist::product::Product;
+use crate::dist::{licences, readme};
 use crate::error::Error;
-use crate::fetch::install::remove_tree;
-use crate::plugins::{self, Request};
+use crate::mlx::whole::Depth;
+use crate::plugins::{self, Content, Plan, Request};
 use crate::process::Run;
-use crate::workspace::Workspace;
+use crate::workspace::{Origin, Workspace, in_ci};
 
 const NAME: &str = "mlxcel-bench-cuda";
 const HOST: &str = "mlxcel";
 /// Runs cases of the conformance suite on a plugin.
 const CONFORMANCE: &str = "conformance";
+/// The crate of that program.
+const TESTS: &str = "mlxcel-tests";
 /// Where the kernels' texts are.
 const KERNELS: &str = "backends/cuda/src/kernels";
+/// The commit, for the head of the table.
+const VERSION: &str = "VERSION";
+/// What the bundle's README says of it.
+const ABOUT: &str = include_str!("README.txt");
 /// Scripts of the bundle, by name.
-const SCRIPTS: [(&str, &str); 11] = [
+const SCRIPTS: [(&str, &str); 12] = [
     ("checkpoint.py", include_str!("checkpoint.py")),
     ("conformance.py", include_str!("conformance.py")),
     ("deterministic.py", include_str!("deterministic.py")),
     ("faults.py", include_str!("faults.py")),
     ("gguf_checkpoint.py", include_str!("gguf_checkpoint.py")),
     ("kernels.py", include_str!("kernels.py")),
+    ("machine.py", include_str!("machine.py")),
     ("mixture.py", include_str!("mixture.py")),
     ("mlx_lm_speed.py", include_str!("mlx_lm_speed.py")),
     ("run.sh", include_str!("run.sh")),
@@ -51,19 +63,22 @@ const SCRIPTS: [(&str, &str); 11] = [
 
 /// Builds with optimisation, assembles, packs; returns the archive's path.
 pub fn run(workspace: &Workspace, backend: Backend) -> Result<PathBuf, Error> {
-    let home = workspace.target.join("bench-cuda");
-    let folder = home.join(NAME);
-    remove_tree(&folder)?;
-    plugins::build_and_assemble(
-        workspace,
-        &Request {
-            release: true,
-            out: Some(folder.join("lib/mlxcel/plugins")),
-            backends: vec![backend],
-            with_host: true,
-        },
-    )?;
-    build_conformance(workspace)?;
+    let request = Request {
+        release: true,
+        out: None,
+        backends: vec![backend],
+        content: Content::PluginsAndHost,
+        depth: Depth::Contents,
+    };
+    // What stands in the way of it is found before anything is built or removed.
+    let plan = plugins::plan(workspace, &request)?;
+    let product = Product::begin(&workspace.target.join("bench-cuda"), NAME)?;
+    let origin = workspace.origin();
+    let built = plan.build()?;
+    build_conformance(workspace, &plan)?;
+    let folder = product.folder();
+    let plugins = folder.join("lib/mlxcel/plugins");
+    plan.assemble(&built, &plugins)?;
     let bin = folder.join("bin");
     std::fs::create_dir_all(&bin).map_err(Error::io("create", &bin))?;
     for name in [HOST, CONFORMANCE] {
@@ -73,12 +88,38 @@ pub fn run(workspace: &Workspace, backend: Backend) -> Result<PathBuf, Error> {
     for (name, text) in SCRIPTS {
         write(&folder.join(name), text)?;
     }
+    write(&folder.join(VERSION), &version(&origin))?;
     copy_kernels(&workspace.root.join(KERNELS), &folder.join("kernels"))?;
-    archive::pack(&home, NAME)
+    licences::collect(workspace, &plan, &[TESTS], &folder.join("licences"))?;
+    let about = readme::About {
+        title: format!("{NAME}: checks and measures mlxcel's CUDA backend"),
+        content: ABOUT,
+        origin: &origin,
+        plugins: &plugins,
+        within: &folder,
+    };
+    readme::write(workspace, &plan, &built, &about)?;
+    product.finish(origin.time)
 }
 
-fn build_conformance(workspace: &Workspace) -> Result<(), Error> {
-    let build = Run::cargo("build").args(["--release", "-p", "mlxcel-tests", "--bin", CONFORMANCE]);
+/// What the head of the table calls the sources.
+fn version(origin: &Origin) -> String {
+    let commit = origin.commit.as_deref().unwrap_or("unknown");
+    let changed = if origin.changed { "-changed" } else { "" };
+    format!("{commit:.12}{changed}\n")
+}
+
+/// Apart from the plugins, since it asks for the test kit and they are measured as they are shipped; with their crates named all the
+/// same, so that crates of others have the same features in both builds and are compiled once.
+fn build_conformance(workspace: &Workspace, plan: &Plan<'_>) -> Result<(), Error> {
+    let mut build = Run::cargo("build").args(["--release", "-p", TESTS]);
+    for name in plan.crates() {
+        build = build.args(["-p", name]);
+    }
+    build = build.args(["--bin", CONFORMANCE]);
+    if in_ci() {
+        build = build.arg("--locked");
+    }
     build.dir(&workspace.root).run()?;
     Ok(())
 }
@@ -100,7 +141,7 @@ fn write(path: &Path, text: &str) -> Result<(), Error> {
 
 #[cfg(test)]
 mod tests {
-    use super::SCRIPTS;
+    use super::{SCRIPTS, VERSION};
 
     #[test]
     fn the_bundle_runs_the_scripts_it_holds() {
@@ -108,6 +149,7 @@ mod tests {
             .iter()
             .find(|(name, _)| *name == "run.sh")
             .map_or("", |(_, text)| text);
+        assert!(run.contains(VERSION));
         for (name, _) in SCRIPTS {
             assert!(name == "run.sh" || run.contains(name), "{name}");
         }

@@ -1,6 +1,6 @@
 //! Putting a fetched tree in place: built beside its destination, renamed into it, never half there.
 
-use std::fs::{File, OpenOptions};
+use std::fs::{File, OpenOptions, TryLockError};
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
@@ -32,7 +32,17 @@ impl Lock {
             .write(true)
             .open(&path)
             .map_err(Error::io("open", &path))?;
-        file.lock().map_err(Error::io("lock", &path))?;
+        match file.try_lock() {
+            Ok(()) => {}
+            Err(TryLockError::WouldBlock) => {
+                eprintln!(
+                    "waiting for another cargo xtask, which holds {}",
+                    path.display()
+                );
+                file.lock().map_err(Error::io("lock", &path))?;
+            }
+            Err(TryLockError::Error(error)) => return Err(Error::io("lock", &path)(error)),
+        }
         Ok(Lock(file))
     }
 }
@@ -48,6 +58,14 @@ fn sibling(destination: &Path, prefix: &str) -> PathBuf {
         .unwrap_or_default()
         .to_string_lossy();
     destination.with_file_name(format!("{prefix}{name}"))
+}
+
+/// Makes `dir` if need be and sees that a file can be written there: before hours of work rather than after them.
+pub fn writable(dir: &Path) -> Result<(), Error> {
+    std::fs::create_dir_all(dir).map_err(Error::io("create", dir))?;
+    let trial = dir.join(format!(".writable-{}", std::process::id()));
+    std::fs::write(&trial, b"").map_err(Error::io("write into", dir))?;
+    std::fs::remove_file(&trial).map_err(Error::io("remove", &trial))
 }
 
 pub fn is_current(tree: &Path, stamp: &Stamp) -> bool {
@@ -86,6 +104,20 @@ pub fn remove_tree(path: &Path) -> Result<(), Error> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_folder_that_cannot_be_written_is_named() {
+        let base = std::env::temp_dir().join(format!("xtask-writable-{}", std::process::id()));
+        writable(&base.join("a/b")).expect("is made");
+        assert_eq!(
+            std::fs::read_dir(base.join("a/b")).expect("lists").count(),
+            0
+        );
+        std::fs::write(base.join("file"), "x").expect("writes");
+        let error = writable(&base.join("file/inside")).expect_err("is no folder");
+        assert!(error.to_string().contains("file/inside"), "{error}");
+        std::fs::remove_dir_all(&base).expect("removes");
+    }
 
     #[test]
     fn a_tree_is_current_only_with_its_own_stamp_and_is_replaced_whole() {

@@ -5,7 +5,7 @@ use std::path::Path;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 
-use crate::cli::Backend;
+use crate::backend::Backend;
 use crate::error::Error;
 
 /// `mlx.toml`.
@@ -200,7 +200,6 @@ fn read_toml<T: DeserializeOwned>(path: &Path) -> Result<T, Error> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use clap::ValueEnum;
 
     fn root() -> &'static Path {
         Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/.."))
@@ -218,7 +217,7 @@ mod tests {
             let prefix = format!("{}-{}-", wheel.package.replace('-', "_"), mlx.version);
             assert!(wheel.file.starts_with(&prefix), "{}", wheel.file);
             for name in &wheel.backends {
-                assert!(Backend::from_str(name, false).is_ok(), "{name}");
+                assert!(Backend::parse(name).is_ok(), "{name}");
             }
         }
         let other = OtherPins::read(root()).expect("fetch.toml is read");

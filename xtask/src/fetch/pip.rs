@@ -7,7 +7,9 @@ use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
 
 use super::digest;
+use super::install::remove_tree;
 use super::pins::{FilePin, WheelPin};
+use crate::disk;
 use crate::error::Error;
 use crate::process::{Captured, Run};
 
@@ -80,16 +82,33 @@ pub fn download<'pin>(
     })
 }
 
-/// Unpacks a wheel whose digest was verified.
+/// Unpacks a wheel whose digest was verified; nothing is left of one that could not be unpacked whole.
 pub fn unpack(wheel: &Path, into: &Path) -> Result<(), Error> {
     std::fs::create_dir_all(into).map_err(Error::io("create", into))?;
-    python()
+    let outcome = python()
         .args(["-m", "zipfile", "-e"])
         .arg(wheel)
         .arg(into)
-        .capture()?
-        .ok()?;
-    Ok(())
+        .env("LC_ALL", "C")
+        .capture()?;
+    if outcome.status.success() {
+        return Ok(());
+    }
+    let is_full = disk::says_full(&outcome.stderr);
+    // Asked while what was unpacked still takes its room.
+    let error = is_full.then(|| disk::full("unpack into", into, unpacked_size(wheel)));
+    remove_tree(into)?;
+    match error {
+        Some(error) => Err(error),
+        None => Ok(outcome.ok().map(|_| ())?),
+    }
+}
+
+/// What the files of a wheel take when they are unpacked.
+fn unpacked_size(wheel: &Path) -> Option<u64> {
+    let sum = "import sys, zipfile; print(sum(entry.file_size for entry in zipfile.ZipFile(sys.argv[1]).infolist()))";
+    let outcome = python().args(["-c", sum]).arg(wheel).capture().ok()?;
+    outcome.stdout.trim().parse().ok()
 }
 
 /// Installs pinned packages, with all that they need named, into a folder that only `PYTHONPATH` leads to.
@@ -174,7 +193,7 @@ fn diagnose(said: &str) -> &'static str {
     } else if said.contains("No matching distribution") || said.contains("Could not find a version")
     {
         "no index that pip is configured for offers a file for this system (offline? a C library older than the file needs? pip older than 20.3?)"
-    } else if said.contains("Errno 28") || said.contains("No space left") {
+    } else if disk::says_full(said) {
         "the disk is full"
     } else {
         "pip failed"
@@ -203,6 +222,18 @@ mod tests {
         for (said, expected) in cases {
             assert!(diagnose(said).contains(expected), "{said}");
         }
+    }
+
+    #[test]
+    fn nothing_is_left_of_a_wheel_that_is_none() {
+        let dir = std::env::temp_dir().join(format!("xtask-unpack-{}", std::process::id()));
+        std::fs::create_dir_all(&dir).expect("creates");
+        let wheel = dir.join("p-1.whl");
+        std::fs::write(&wheel, b"no archive").expect("writes");
+        unpack(&wheel, &dir.join("tree")).expect_err("cannot be unpacked");
+        assert!(!dir.join("tree").exists());
+        assert_eq!(unpacked_size(&wheel), None);
+        std::fs::remove_dir_all(&dir).expect("removes");
     }
 
     #[test]

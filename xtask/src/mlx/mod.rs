@@ -4,76 +4,122 @@
 //! (`mlx_cpu.libs`) is kept, because libmlx finds them through `$ORIGIN/../../mlx_cpu.libs`; `include`, `lib` and `share` are links
 //! beside them, so that the tree is also what `MLX_ROOT` may name.
 
+pub mod library;
+mod tree;
+pub mod whole;
+
 use std::path::{Path, PathBuf};
 
-use crate::cli::Backend;
+pub use self::tree::MlxTree;
+use self::whole::Depth;
+use crate::backend::Backend;
 use crate::error::Error;
 use crate::fetch::install::{self, Lock, Stamp};
 use crate::fetch::pins::MlxPins;
 use crate::fetch::pip;
 use crate::workspace::{Workspace, platform};
 
-const LAYOUT: u32 = 1;
-/// Headers that MLX's CUDA build compiles its own kernels with, on the machine that it runs on; it looks for them beside its `lib`.
-const COMPILED_AT_RUN_TIME: [&str; 3] = ["cccl", "cute", "cutlass"];
+const LAYOUT: u32 = 2;
 const ALTERNATIVE: pip::Alternative = "alternatively install MLX of the version in mlx.toml some other way, and set MLX_ROOT to the folder that holds its include/ and lib/";
 
-/// An MLX that can be compiled and linked against.
-#[derive(Debug)]
-pub struct MlxTree {
-    /// Holds `include/` and `lib/`.
-    pub root: PathBuf,
+/// Whether there is an MLX for each of the backends, without fetching any: asked before anything is begun.
+pub fn check_pinned(workspace: &Workspace, backends: &[Backend]) -> Result<(), Error> {
+    let pins = MlxPins::read(&workspace.root)?;
+    if named_root().is_none() {
+        for backend in backends {
+            pins.wheel(*backend, &platform())?;
+        }
+    }
+    Ok(())
 }
 
-/// A file that a backend plugin needs at run time, and where it belongs in the plugin's package.
-#[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct RuntimeFile {
-    pub source: PathBuf,
-    pub placed: PathBuf,
+fn named_root() -> Option<PathBuf> {
+    let root = std::env::var_os("MLX_ROOT").filter(|value| !value.is_empty())?;
+    Some(PathBuf::from(root))
 }
 
 /// The tree of a backend: `MLX_ROOT` if set, else the pinned wheel, fetched if need be.
-pub fn setup(workspace: &Workspace, backend: Backend) -> Result<MlxTree, Error> {
+pub fn setup(workspace: &Workspace, backend: Backend, depth: Depth) -> Result<MlxTree, Error> {
     let pins = MlxPins::read(&workspace.root)?;
-    if let Some(root) = std::env::var_os("MLX_ROOT").filter(|value| !value.is_empty()) {
-        let root = PathBuf::from(root);
-        let tree =
-            validated(&root, &pins.version).map_err(|problem| Error::MlxRoot { root, problem })?;
-        eprintln!(
-            "MLX {} from MLX_ROOT: {}",
-            pins.version,
-            tree.root.display()
-        );
-        return Ok(tree);
+    if let Some(root) = named_root() {
+        return from_elsewhere(root, &pins.version, backend, depth);
     }
     let pin = pins.wheel(backend, &platform())?;
     let home = workspace.target.join("mlx");
     let destination = home.join(format!("{}-{}", backend.name(), pins.version));
-    let acceptable = |tree: &Path| {
+    let fault = |tree: &Path| {
         let is_one_of_the_pinned = pin.files.iter().any(|file| {
             let stamp = stamp(&file.sha256);
             install::is_current(tree, &stamp)
         });
-        is_one_of_the_pinned && validated(tree, &pins.version).is_ok()
+        if !is_one_of_the_pinned {
+            return Some(
+                "it is another version, or was installed by another version of this command"
+                    .to_owned(),
+            );
+        }
+        validated(tree, &pins.version)
+            .err()
+            .or_else(|| whole::problem(tree, depth))
     };
-    if !acceptable(&destination) {
+    if fault(&destination).is_some() {
         let _lock = Lock::take(&home)?;
-        if !acceptable(&destination) {
+        if let Some(fault) = fault(&destination) {
+            if destination.exists() {
+                eprintln!(
+                    "{} is not whole and is fetched again: {fault}",
+                    destination.display()
+                );
+            }
             let downloads = home.join(".downloads");
             let (wheel, file) = pip::download(&pin, &downloads, ALTERNATIVE)?;
             let staging = install::staging(&destination);
             install::remove_tree(&staging)?;
-            pip::unpack(&wheel, &staging)?;
-            link_short_names(&staging)?;
-            validated(&staging, &pins.version).map_err(|problem| Error::Malformed {
-                path: wheel.clone(),
-                message: problem,
-            })?;
-            install::commit(&staging, &destination, &stamp(&file.sha256))?;
+            let made = unpacked(&wheel, &staging, &pins.version)
+                .and_then(|()| install::commit(&staging, &destination, &stamp(&file.sha256)));
+            if made.is_err() {
+                install::remove_tree(&staging)?;
+            }
+            made?;
             std::fs::remove_file(&wheel).map_err(Error::io("remove", &wheel))?;
         }
     }
     Ok(MlxTree { root: destination })
+}
+
+fn unpacked(wheel: &Path, staging: &Path, version: &str) -> Result<(), Error> {
+    pip::unpack(wheel, staging)?;
+    link_short_names(staging)?;
+    validated(staging, version).map_err(|problem| Error::Malformed {
+        path: wheel.to_path_buf(),
+        message: problem,
+    })?;
+    whole::record(staging)
+}
+
+/// What `MLX_ROOT` names is never changed: what is wrong with it is told.
+fn from_elsewhere(
+    root: PathBuf,
+    version: &str,
+    backend: Backend,
+    depth: Depth,
+) -> Result<MlxTree, Error> {
+    let tree = validated(&root, version)
+        .and_then(|tree| library::check(&tree.root.join("lib"), backend).map(|()| tree))
+        .map_err(|problem| Error::MlxRoot {
+            root: root.clone(),
+            problem,
+        })?;
+    if whole::is_recorded(&root)
+        && let Some(problem) = whole::problem(&root, depth)
+    {
+        eprintln!(
+            "warning: MLX_ROOT={} is not as it was installed: {problem}",
+            root.display()
+        );
+    }
+    eprintln!("MLX {version} from MLX_ROOT: {}", root.display());
+    Ok(tree)
 }
 
 fn stamp(sha256: &str) -> Stamp {
@@ -145,127 +191,6 @@ fn header_version(text: &str) -> Option<String> {
     ))
 }
 
-impl MlxTree {
-    /// What a backend's package carries so that it runs on a machine without this tree. Empty for a static MLX.
-    pub fn runtime_files(&self) -> Result<Vec<RuntimeFile>, Error> {
-        let lib = self.root.join("lib");
-        let mut files = Vec::new();
-        for path in files_in(&lib)? {
-            let name = name_of(&path);
-            if is_mlx_runtime(&name) {
-                files.push(RuntimeFile {
-                    placed: Path::new("mlx/lib").join(&name),
-                    source: path,
-                });
-            }
-        }
-        for name in COMPILED_AT_RUN_TIME {
-            let dir = self.root.join("include").join(name);
-            if dir.is_dir() {
-                all_files(&dir, &Path::new("mlx/include").join(name), &mut files)?;
-            }
-        }
-        for dir in self.bundled_dirs()? {
-            for path in files_in(&dir)? {
-                files.push(RuntimeFile {
-                    placed: Path::new(&name_of(&dir)).join(name_of(&path)),
-                    source: path,
-                });
-            }
-        }
-        files.sort();
-        Ok(files)
-    }
-
-    /// The licence texts and the list of bundled components that came with MLX.
-    pub fn notices(&self) -> Result<Vec<PathBuf>, Error> {
-        let mut found = Vec::new();
-        for info in dirs_in(&self.wheel_root()?)? {
-            let name = name_of(&info);
-            if name.starts_with("mlx") && name.ends_with(".dist-info") {
-                for part in ["licenses", "sboms"] {
-                    let dir = info.join(part);
-                    if dir.is_dir() {
-                        found.extend(files_in(&dir)?);
-                    }
-                }
-            }
-        }
-        Ok(found)
-    }
-
-    fn bundled_dirs(&self) -> Result<Vec<PathBuf>, Error> {
-        let mut dirs = dirs_in(&self.wheel_root()?)?;
-        dirs.retain(|dir| {
-            let name = name_of(dir);
-            name.starts_with("mlx") && name.ends_with(".libs")
-        });
-        Ok(dirs)
-    }
-
-    /// What libmlx calls `$ORIGIN/../..`.
-    fn wheel_root(&self) -> Result<PathBuf, Error> {
-        let lib = self.root.join("lib");
-        let real = lib.canonicalize().map_err(Error::io("resolve", &lib))?;
-        Ok(real
-            .ancestors()
-            .nth(2)
-            .unwrap_or(Path::new("/"))
-            .to_path_buf())
-    }
-}
-
-/// Every file under `dir`, placed under `placed`.
-fn all_files(dir: &Path, placed: &Path, files: &mut Vec<RuntimeFile>) -> Result<(), Error> {
-    for path in files_in(dir)? {
-        files.push(RuntimeFile {
-            placed: placed.join(name_of(&path)),
-            source: path,
-        });
-    }
-    for inner in dirs_in(dir)? {
-        let placed = placed.join(name_of(&inner));
-        all_files(&inner, &placed, files)?;
-    }
-    Ok(())
-}
-
-/// A local `lib` folder may hold anything; of it, a backend needs MLX's own files alone.
-fn is_mlx_runtime(name: &str) -> bool {
-    let library = |stem: &str| {
-        name.strip_prefix(stem)
-            .is_some_and(|rest| rest == ".dylib" || rest == ".so" || rest.starts_with(".so."))
-    };
-    library("libmlx") || library("libjaccl") || name == "mlx.metallib"
-}
-
-fn files_in(dir: &Path) -> Result<Vec<PathBuf>, Error> {
-    entries(dir, Path::is_file)
-}
-
-fn dirs_in(dir: &Path) -> Result<Vec<PathBuf>, Error> {
-    entries(dir, Path::is_dir)
-}
-
-fn entries(dir: &Path, keep: impl Fn(&Path) -> bool) -> Result<Vec<PathBuf>, Error> {
-    let mut found = Vec::new();
-    for entry in std::fs::read_dir(dir).map_err(Error::io("list", dir))? {
-        let path = entry.map_err(Error::io("list", dir))?.path();
-        if keep(&path) {
-            found.push(path);
-        }
-    }
-    found.sort();
-    Ok(found)
-}
-
-fn name_of(path: &Path) -> String {
-    path.file_name()
-        .unwrap_or_default()
-        .to_string_lossy()
-        .into_owned()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -278,28 +203,6 @@ mod tests {
         assert_eq!(header_version(HEADER).as_deref(), Some("0.32.4"));
         assert_eq!(header_version("#define MLX_VERSION_MAJOR 0"), None);
         assert_eq!(header_version(""), None);
-    }
-
-    #[test]
-    fn only_mlx_itself_is_taken_from_a_lib_folder() {
-        for name in [
-            "libmlx.so",
-            "libmlx.so.0",
-            "libmlx.dylib",
-            "libjaccl.dylib",
-            "mlx.metallib",
-        ] {
-            assert!(is_mlx_runtime(name), "{name}");
-        }
-        for name in [
-            "libmlx.a",
-            "libmlxcel.so",
-            "libmlx_other.so",
-            "libc.so.6",
-            "cmake",
-        ] {
-            assert!(!is_mlx_runtime(name), "{name}");
-        }
     }
 
     #[test]
@@ -321,40 +224,5 @@ mod tests {
         validated(&root, "0.32.4").expect("complete");
         assert!(validated(Path::new("relative"), "0.32.4").is_err());
         std::fs::remove_dir_all(&root).expect("removes");
-    }
-
-    #[cfg(unix)]
-    #[test]
-    fn bundled_libraries_keep_their_relation_to_libmlx() {
-        let tree = std::env::temp_dir().join(format!("xtask-tree-{}", std::process::id()));
-        for dir in [
-            "mlx/lib",
-            "mlx/include",
-            "mlx/share",
-            "mlx_cpu.libs",
-            "other.libs",
-        ] {
-            std::fs::create_dir_all(tree.join(dir)).expect("creates");
-        }
-        for file in [
-            "mlx/lib/libmlx.so",
-            "mlx_cpu.libs/libblas.so.3",
-            "other.libs/libx.so",
-        ] {
-            std::fs::write(tree.join(file), "x").expect("writes");
-        }
-        link_short_names(&tree).expect("links");
-        let files = MlxTree { root: tree.clone() }
-            .runtime_files()
-            .expect("lists");
-        let placed: Vec<_> = files.iter().map(|file| file.placed.clone()).collect();
-        assert_eq!(
-            placed,
-            [
-                PathBuf::from("mlx/lib/libmlx.so"),
-                PathBuf::from("mlx_cpu.libs/libblas.so.3")
-            ]
-        );
-        std::fs::remove_dir_all(&tree).expect("removes");
     }
 }

@@ -6,9 +6,10 @@ use serde::Deserialize;
 
 use super::table::Measure;
 use super::timed::Stopwatch;
-use crate::cli::Backend;
+use crate::backend::Backend;
 use crate::error::Error;
-use crate::plugins::{self, Request};
+use crate::mlx::whole::Depth;
+use crate::plugins::{self, Content, Request};
 use crate::process::Run;
 use crate::workspace::Workspace;
 
@@ -39,7 +40,8 @@ impl Ours {
                     release: true,
                     out: None,
                     backends: vec![Backend::Cpu],
-                    with_host: true,
+                    content: Content::PluginsAndHost,
+                    depth: Depth::Sizes,
                 },
             )?;
             Run::cargo("build")

@@ -4,8 +4,8 @@ use std::path::PathBuf;
 
 use serde::Deserialize;
 
-use super::Request;
 use super::select::{Kind, Selection};
+use super::{Content, Request};
 use crate::error::Error;
 use crate::process::Run;
 use crate::workspace::{Workspace, in_ci};
@@ -18,7 +18,8 @@ pub struct Built {
     pub library: PathBuf,
 }
 
-const HOST_PACKAGE: &str = "mlxcel";
+/// The crate of the host's binaries.
+pub const HOST_PACKAGE: &str = "mlxcel";
 
 pub fn run(
     workspace: &Workspace,
@@ -34,7 +35,7 @@ pub fn run(
     if in_ci() {
         run = run.arg("--locked");
     }
-    if request.with_host {
+    if request.content == Content::PluginsAndHost {
         run = run.args(["-p", HOST_PACKAGE]);
     }
     for plugin in &selection.plugins {

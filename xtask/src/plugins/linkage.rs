@@ -18,9 +18,20 @@ pub fn check(library: &Path, package: &Path) -> Result<(), Error> {
         .arg(library)
         .hint("; it comes with the C library")
         .without_cargo_library_path()
-        .capture()?
-        .ok()?
-        .stdout;
+        .capture()?;
+    if !report.status.success() {
+        return Err(Error::Plugin {
+            plugin: library.to_path_buf(),
+            problem: format!(
+                "the loader cannot read it or a library beside it, which is damaged then ({}): {}; remove the package, run `cargo xtask setup --backend B` for its backend, and build it again",
+                report.status,
+                [report.stderr.trim(), report.stdout.trim()]
+                    .join(" ")
+                    .trim()
+            ),
+        });
+    }
+    let report = report.stdout;
     let package = package
         .canonicalize()
         .map_err(Error::io("resolve", package))?;

@@ -17,8 +17,10 @@ pub mod select;
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
-use crate::cli::Backend;
+use crate::backend::Backend;
 use crate::error::Error;
+use crate::fetch::install;
+use crate::mlx::whole::Depth;
 use crate::mlx::{self, MlxTree};
 use crate::plugins::build::Built;
 use crate::plugins::place::Placement;
@@ -32,8 +34,19 @@ pub struct Request {
     /// `target/<profile>/plugins` if not given.
     pub out: Option<PathBuf>,
     pub backends: Vec<Backend>,
-    /// Build the host's binaries in the same go.
-    pub with_host: bool,
+    pub content: Content,
+    /// How closely MLX is looked at before it is copied.
+    pub depth: Depth,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Content {
+    /// The named backends alone.
+    Backends,
+    /// Every family too.
+    Plugins,
+    /// And the host's binaries, built in the same go.
+    PluginsAndHost,
 }
 
 /// Where `cargo xtask plugins` puts the packages of a profile when nothing else is asked.
@@ -41,28 +54,79 @@ pub fn default_dir(workspace: &Workspace, release: bool) -> PathBuf {
     workspace.profile_dir(release).join("plugins")
 }
 
-/// Builds, copies what changed, checks that every library is found; returns the plugins folder.
-pub fn build_and_assemble(workspace: &Workspace, request: &Request) -> Result<PathBuf, Error> {
+/// A request that can be met: everything that could be refused was looked at, and nothing was built or removed yet.
+#[derive(Debug)]
+pub struct Plan<'a> {
+    workspace: &'a Workspace,
+    request: &'a Request,
+    selection: Selection,
+    pub trees: Vec<(Backend, MlxTree)>,
+}
+
+pub fn plan<'a>(workspace: &'a Workspace, request: &'a Request) -> Result<Plan<'a>, Error> {
     let members = workspace.members()?;
-    let selection = Selection::of(&members, &workspace.root, &request.backends)?;
-    let mut trees = Vec::new();
-    for backend in &request.backends {
-        trees.push((*backend, mlx::setup(workspace, *backend)?));
+    let selection = Selection::of(
+        &members,
+        &workspace.root,
+        &request.backends,
+        request.content != Content::Backends,
+    )?;
+    mlx::check_pinned(workspace, &request.backends)?;
+    if let Some(dir) = &request.out {
+        install::writable(dir)?;
     }
-    let built = build::run(workspace, &selection, request)?;
+    let mut trees: Vec<(Backend, MlxTree)> = Vec::new();
+    for backend in &request.backends {
+        if trees.iter().all(|(there, _)| there != backend) {
+            trees.push((*backend, mlx::setup(workspace, *backend, request.depth)?));
+        }
+    }
+    Ok(Plan {
+        workspace,
+        request,
+        selection,
+        trees,
+    })
+}
+
+impl Plan<'_> {
+    /// Names of the crates that are built.
+    pub fn crates(&self) -> impl Iterator<Item = &str> {
+        let host = (self.request.content == Content::PluginsAndHost).then_some(build::HOST_PACKAGE);
+        let plugins = self.selection.plugins.iter();
+        host.into_iter()
+            .chain(plugins.map(|plugin| plugin.package.as_str()))
+    }
+
+    pub fn build(&self) -> Result<Vec<Built>, Error> {
+        build::run(self.workspace, &self.selection, self.request)
+    }
+
+    /// Copies what changed to `out`, and checks that every library is found.
+    pub fn assemble(&self, built: &[Built], out: &Path) -> Result<(), Error> {
+        for plugin in built {
+            let tree = self
+                .trees
+                .iter()
+                .find(|(backend, _)| plugin.kind == Kind::Backend(*backend))
+                .map(|(_, tree)| tree);
+            assemble(plugin, tree, out)?;
+        }
+        Ok(())
+    }
+}
+
+/// Builds and lays out; returns the plugins folder.
+pub fn build_and_assemble(workspace: &Workspace, request: &Request) -> Result<PathBuf, Error> {
+    let plan = plan(workspace, request)?;
+    let built = plan.build()?;
     let out = match &request.out {
         Some(dir) => std::path::absolute(dir).map_err(Error::io("resolve", dir))?,
         None => default_dir(workspace, request.release),
     };
-    for plugin in &built {
-        let tree = trees
-            .iter()
-            .find(|(backend, _)| plugin.kind == Kind::Backend(*backend))
-            .map(|(_, tree)| tree);
-        assemble(plugin, tree, &out)?;
-    }
+    plan.assemble(&built, &out)?;
     if request.out.is_none() {
-        remove_packages_of_removed_crates(&out, &selection.all_packages)?;
+        remove_packages_of_removed_crates(&out, &plan.selection.all_packages)?;
     }
     Ok(out)
 }
@@ -70,13 +134,16 @@ pub fn build_and_assemble(workspace: &Workspace, request: &Request) -> Result<Pa
 /// `mlx` for a backend only.
 fn assemble(plugin: &Built, mlx: Option<&MlxTree>, out: &Path) -> Result<(), Error> {
     let package = out.join(&plugin.package);
-    let mut placements = vec![Placement::copy(
-        &plugin.library,
-        &package.join(name_of(&plugin.library)),
-    )];
+    let mut placements = vec![Placement {
+        from: plugin.library.clone(),
+        to: package.join(name_of(&plugin.library)),
+    }];
     if let Some(tree) = mlx {
         for file in tree.runtime_files()? {
-            placements.push(Placement::link(&file.source, &package.join(&file.placed)));
+            placements.push(Placement {
+                to: package.join(&file.placed),
+                from: file.source,
+            });
         }
     }
     place::all(&package, &placements)?;
@@ -90,7 +157,7 @@ fn remove_packages_of_removed_crates(out: &Path, existing: &BTreeSet<String>) ->
         let name = name_of(&path).to_string_lossy().into_owned();
         let ours = name.starts_with("mlxcel-family-") || name.starts_with("mlxcel-backend-");
         if ours && !existing.contains(&name) {
-            crate::fetch::install::remove_tree(&path)?;
+            install::remove_tree(&path)?;
         }
     }
     Ok(())

@@ -7,30 +7,13 @@ use std::path::{Path, PathBuf};
 use crate::error::Error;
 
 /// One file of a package.
+///
+/// Always a copy, never a hard link: who changes a file of a package (strips it, say) must not change what later packages are
+/// made from. On file systems that can, the copy shares its blocks with the source until one of them is written.
 #[derive(Debug)]
 pub struct Placement {
-    from: PathBuf,
-    to: PathBuf,
-    link: bool,
-}
-
-impl Placement {
-    /// For files that are rebuilt in place: sharing them would change a loaded library.
-    pub fn copy(from: &Path, to: &Path) -> Self {
-        Placement {
-            from: from.to_path_buf(),
-            to: to.to_path_buf(),
-            link: false,
-        }
-    }
-
-    /// For large files that never change: a hard link where the file system allows, else a copy.
-    pub fn link(from: &Path, to: &Path) -> Self {
-        Placement {
-            link: true,
-            ..Placement::copy(from, to)
-        }
-    }
+    pub from: PathBuf,
+    pub to: PathBuf,
 }
 
 /// Makes `dir` hold exactly the placements, all of which are inside it.
@@ -43,11 +26,11 @@ pub fn all(dir: &Path, placements: &[Placement]) -> Result<(), Error> {
 }
 
 fn place(placement: &Placement) -> Result<(), Error> {
-    let Placement { from, to, link } = placement;
+    let Placement { from, to } = placement;
     let source = from.metadata().map_err(Error::io("read", from))?;
     if to
         .metadata()
-        .is_ok_and(|existing| is_same(&source, &existing))
+        .is_ok_and(|existing| is_same(&source, &existing) && !is_one_file(&source, &existing))
     {
         return Ok(());
     }
@@ -56,24 +39,43 @@ fn place(placement: &Placement) -> Result<(), Error> {
     let mut name = to.file_name().unwrap_or_default().to_os_string();
     name.push(format!(".{}.new", std::process::id()));
     let fresh = to.with_file_name(name);
-    let linked = *link && std::fs::hard_link(from, &fresh).is_ok();
-    if !linked {
-        std::fs::copy(from, &fresh).map_err(Error::io("copy", from))?;
-        let modified = source.modified().map_err(Error::io("read", from))?;
-        std::fs::File::options()
-            .write(true)
-            .open(&fresh)
-            .and_then(|file| file.set_modified(modified))
-            .map_err(Error::io("set the time of", &fresh))?;
-    }
     // A process that has the old file open keeps it.
-    std::fs::rename(&fresh, to).map_err(Error::io("move into place", to))
+    let placed = copy_with_time(from, &fresh, &source)
+        .and_then(|()| std::fs::rename(&fresh, to).map_err(Error::io("move into place", to)));
+    if placed.is_err() {
+        let _ = std::fs::remove_file(&fresh);
+    }
+    placed
+}
+
+fn copy_with_time(from: &Path, to: &Path, source: &Metadata) -> Result<(), Error> {
+    std::fs::copy(from, to).map_err(Error::io("copy to", to))?;
+    let modified = source.modified().map_err(Error::io("read", from))?;
+    std::fs::File::options()
+        .write(true)
+        .open(to)
+        .and_then(|file| file.set_modified(modified))
+        .map_err(Error::io("set the time of", to))
 }
 
 /// Size and time of last change, as build tools compare; a copy is given its source's time.
 fn is_same(a: &Metadata, b: &Metadata) -> bool {
     let times = (a.modified(), b.modified());
     a.len() == b.len() && matches!(times, (Ok(a), Ok(b)) if a == b)
+}
+
+/// Whether both are names of one file: earlier versions of this program placed hard links.
+fn is_one_file(a: &Metadata, b: &Metadata) -> bool {
+    #[cfg(unix)]
+    {
+        use std::os::unix::fs::MetadataExt;
+        a.dev() == b.dev() && a.ino() == b.ino()
+    }
+    #[cfg(not(unix))]
+    {
+        let _ = (a, b);
+        false
+    }
 }
 
 /// Whether anything wanted was in `dir`; folders that hold nothing wanted go too.
@@ -102,6 +104,13 @@ fn remove_others(dir: &Path, wanted: &BTreeSet<&Path>) -> Result<bool, Error> {
 mod tests {
     use super::*;
 
+    fn copy(from: &Path, to: &Path) -> Placement {
+        Placement {
+            from: from.to_path_buf(),
+            to: to.to_path_buf(),
+        }
+    }
+
     #[test]
     fn a_folder_is_brought_to_the_wanted_content() {
         let base = std::env::temp_dir().join(format!("xtask-place-{}", std::process::id()));
@@ -112,8 +121,8 @@ mod tests {
         std::fs::write(source.join("a.so"), "one").expect("writes");
         std::fs::write(source.join("big.so"), "vendor").expect("writes");
         let placements = [
-            Placement::copy(&source.join("a.so"), &out.join("a.so")),
-            Placement::link(&source.join("big.so"), &out.join("lib/big.so")),
+            copy(&source.join("a.so"), &out.join("a.so")),
+            copy(&source.join("big.so"), &out.join("lib/big.so")),
         ];
         all(&out, &placements).expect("places");
         assert!(!out.join("stale").exists());
@@ -136,11 +145,28 @@ mod tests {
         std::fs::remove_dir_all(&base).expect("removes");
     }
 
+    #[cfg(unix)]
+    #[test]
+    fn a_change_of_a_package_leaves_its_source_alone() {
+        let base = std::env::temp_dir().join(format!("xtask-share-{}", std::process::id()));
+        let (source, out) = (base.join("libmlx.so"), base.join("package"));
+        std::fs::create_dir_all(&out).expect("creates");
+        std::fs::write(&source, "as it was fetched").expect("writes");
+        let placed = out.join("libmlx.so");
+        // As an earlier version left it.
+        std::fs::hard_link(&source, &placed).expect("links");
+        all(&out, &[copy(&source, &placed)]).expect("places");
+        std::fs::write(&placed, "stripped").expect("writes in place");
+        let text = std::fs::read_to_string(&source).expect("reads");
+        assert_eq!(text, "as it was fetched");
+        std::fs::remove_dir_all(&base).expect("removes");
+    }
+
     #[test]
     fn a_missing_source_is_named() {
         let gone = Path::new("/no/such/file.so");
         let out = Path::new("/no/such/package");
-        let error = all(out, &[Placement::copy(gone, &out.join("file.so"))]).expect_err("missing");
+        let error = all(out, &[copy(gone, &out.join("file.so"))]).expect_err("missing");
         assert!(error.to_string().contains("/no/such/file.so"), "{error}");
     }
 }

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::path::Path;
 
-use crate::cli::Backend;
+use crate::backend::Backend;
 use crate::error::Error;
 use crate::workspace::Package;
 
@@ -27,8 +27,14 @@ pub struct Selection {
 }
 
 impl Selection {
-    /// Every family, and the backends asked for.
-    pub fn of(members: &[Package], root: &Path, backends: &[Backend]) -> Result<Self, Error> {
+    /// The backends asked for, and every family if they are asked for too.
+    pub fn of(
+        members: &[Package],
+        root: &Path,
+        backends: &[Backend],
+        families: bool,
+    ) -> Result<Self, Error> {
+        one_build_of_each(backends)?;
         let mut plugins = Vec::new();
         let mut all_packages = BTreeSet::new();
         let mut missing: Vec<Backend> = backends.to_vec();
@@ -38,7 +44,7 @@ impl Selection {
             }
             let folder = package.folder(root);
             let kind = if folder.starts_with("families/") {
-                Some(Kind::Family)
+                families.then_some(Kind::Family)
             } else if let Some(device) = folder.strip_prefix("backends/") {
                 missing.retain(|backend| backend.device() != device);
                 backends
@@ -71,6 +77,23 @@ impl Selection {
     }
 }
 
+/// Two builds of MLX for one device would give the same plugin twice, and one of them would be dropped.
+fn one_build_of_each(backends: &[Backend]) -> Result<(), Error> {
+    for (index, one) in backends.iter().enumerate() {
+        let other = backends
+            .iter()
+            .skip(index)
+            .find(|other| other.device() == one.device() && *other != one);
+        if let Some(other) = other {
+            return Err(Error::Refused(format!(
+                "expected one build for each device, found --backend {one} and --backend {other}: both give the plugin mlxcel-backend-{}; name one of them, and run this again for the other",
+                one.device()
+            )));
+        }
+    }
+    Ok(())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -82,6 +105,7 @@ mod tests {
             name: name.into(),
             version: "0.1.0".into(),
             license: None,
+            authors: Vec::new(),
             repository: None,
             manifest_path: Path::new("/w").join(folder).join("Cargo.toml"),
             targets: vec![Target {
@@ -107,7 +131,7 @@ mod tests {
     #[test]
     fn families_always_and_backends_when_asked() {
         let selection =
-            Selection::of(&tree(), Path::new("/w"), &[Backend::Cpu]).expect("cpu is there");
+            Selection::of(&tree(), Path::new("/w"), &[Backend::Cpu], true).expect("cpu is there");
         let names: Vec<&str> = selection
             .plugins
             .iter()
@@ -126,9 +150,34 @@ mod tests {
     }
 
     #[test]
+    fn a_backend_alone_brings_no_family() {
+        let selection = Selection::of(&tree(), Path::new("/w"), &[Backend::Cuda13], false)
+            .expect("cuda is there");
+        let names: Vec<&str> = selection
+            .plugins
+            .iter()
+            .map(|plugin| plugin.package.as_str())
+            .collect();
+        assert_eq!(names, ["mlxcel-backend-cuda"]);
+        assert!(selection.all_packages.contains("mlxcel-family-qwen"));
+    }
+
+    #[test]
+    fn two_builds_of_one_plugin_are_refused_by_name() {
+        let of = |backends: &[Backend]| Selection::of(&tree(), Path::new("/w"), backends, true);
+        let error = of(&[Backend::Cuda13, Backend::Cpu, Backend::Cuda12])
+            .expect_err("the same plugin twice")
+            .to_string();
+        for part in ["cuda13", "cuda12", "mlxcel-backend-cuda"] {
+            assert!(error.contains(part), "{part}: {error}");
+        }
+        of(&[Backend::Cuda13, Backend::Cuda13, Backend::Cpu]).expect("one build, named twice");
+    }
+
+    #[test]
     fn a_cuda_build_names_the_cuda_crate() {
-        let selection =
-            Selection::of(&tree(), Path::new("/w"), &[Backend::Cuda12]).expect("cuda is there");
+        let selection = Selection::of(&tree(), Path::new("/w"), &[Backend::Cuda12], true)
+            .expect("cuda is there");
         assert!(selection.plugins.contains(&Plugin {
             package: "mlxcel-backend-cuda".into(),
             kind: Kind::Backend(Backend::Cuda12),
@@ -137,7 +186,7 @@ mod tests {
 
     #[test]
     fn a_backend_without_a_crate_is_an_error() {
-        let error = Selection::of(&tree(), Path::new("/w"), &[Backend::Metal])
+        let error = Selection::of(&tree(), Path::new("/w"), &[Backend::Metal], true)
             .expect_err("no metal crate")
             .to_string();
         assert!(error.contains("metal"), "{error}");

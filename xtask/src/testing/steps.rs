@@ -1,9 +1,10 @@
 //! The steps themselves: each a name, a purpose, and a command or two.
 
 use super::environment::Environment;
-use crate::cli::Backend;
+use crate::backend::Backend;
 use crate::error::Error;
-use crate::plugins::{self, Request};
+use crate::mlx::whole::Depth;
+use crate::plugins::{self, Content, Request};
 use crate::process::Run;
 use crate::workspace::{Workspace, in_ci};
 use crate::{abi_surface, deny, deps, families, mlx, model, tidy};
@@ -89,7 +90,7 @@ fn fmt(workspace: &Workspace) -> Result<(), Error> {
 }
 
 fn setup(workspace: &Workspace) -> Result<(), Error> {
-    let tree = mlx::setup(workspace, Backend::Cpu)?;
+    let tree = mlx::setup(workspace, Backend::Cpu, Depth::Contents)?;
     println!("{}", tree.root.display());
     Ok(())
 }
@@ -124,7 +125,8 @@ fn build_plugins(workspace: &Workspace) -> Result<(), Error> {
             release: false,
             out: None,
             backends: vec![Backend::Cpu],
-            with_host: true,
+            content: Content::PluginsAndHost,
+            depth: Depth::Sizes,
         },
     )?;
     println!("{}", out.display());
