@@ -78,7 +78,7 @@ fn root() -> Result<PathBuf, String> {
         }
     }
     Err(format!(
-        "MLX {version} is not there: run `cargo xtask setup`, or set MLX_ROOT to a folder with its include/ and lib/"
+        "MLX {version} is not there: run `cargo xtask setup` (for the CPU; `--backend cuda`, `cuda12` or `metal` for a device), or set MLX_ROOT to a folder with its include/ and lib/"
     ))
 }
 
