@@ -1,12 +1,19 @@
 """Random checkpoints of real shapes in MLX's layout: checkpoint.py SHAPE BITS FOLDER."""
 
+import argparse
 import json
 import math
 import os
 import sys
 
-import torch
-from safetensors.torch import save_file
+try:
+    import torch
+    from safetensors.torch import save_file
+except ImportError as error:
+    # What can be asked for is told without them.
+    MISSING = error
+else:
+    MISSING = None
 
 LLAMA = {
     "architectures": ["LlamaForCausalLM"],
@@ -196,5 +203,28 @@ def write(folder, name, value):
         json.dump(value, file, indent=1)
 
 
+def arguments(text, bits, place):
+    """Shape, bits and place of a checkpoint, once it is known that it can be made."""
+    parser = argparse.ArgumentParser(description=text, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("shape", choices=list(SHAPES))
+    parser.add_argument("bits", type=int, choices=bits, help="of a weight")
+    parser.add_argument(place)
+    asked = parser.parse_args()
+    if MISSING:
+        sys.exit(f"{sys.executable} lacks what makes random weights: {MISSING}: install torch and safetensors for it")
+    return asked.shape, asked.bits, getattr(asked, place)
+
+
+def written(make, shape, bits, place):
+    """Makes a checkpoint; a full disk and the like are told in one line."""
+    try:
+        make(shape, bits, place)
+    except Exception as error:
+        # The classes of safetensors and torch for what the system refuses are their own.
+        if isinstance(error, (OSError, RuntimeError)) or type(error).__name__ == "SafetensorError":
+            sys.exit(f"{place} was not written: {error}")
+        raise
+
+
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), sys.argv[3])
+    written(main, *arguments(__doc__, (2, 4, 8, 16), "folder"))

@@ -283,9 +283,16 @@ def main():
     parser.add_argument("--cache", help="folder of compiled kernels, taken from and kept in")
     parser.add_argument("--out", help="folder for conformance.json and conformance.err")
     args = parser.parse_args()
+    if not (os.path.isfile(args.program) and os.access(args.program, os.X_OK)):
+        parser.error(f"{args.program} is no program: expected the bundle's bin/conformance, or what `cargo build -p mlxcel-tests --bin conformance` makes")
+    if not os.path.isdir(args.plugins):
+        parser.error(f"{args.plugins} is not a folder: expected one with plugins, such as the bundle's lib/mlxcel/plugins")
     home = tempfile.mkdtemp(prefix="mlxcel-conformance-", dir=TMPFS if os.path.isdir(TMPFS) else None)
     out = args.out or home
-    os.makedirs(out, exist_ok=True)
+    try:
+        os.makedirs(out, exist_ok=True)
+    except OSError as error:
+        parser.error(f"--out {out}: {error.strerror}")
     try:
         with open(os.path.join(out, "conformance.err"), "w+", encoding="utf-8") as log:
             cache = Cache(home, args.cache)

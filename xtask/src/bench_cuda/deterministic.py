@@ -60,9 +60,9 @@ def differing(mlxcel, folder, backend, most, flags):
 
 
 def main(mlxcel, folder, backend="cuda", most="63"):
-    told = {}
+    told, most = {}, faults.number("MOST", most, 0)
     for name, flags in (("with --deterministic", ["--deterministic"]), ("without", [])):
-        told[name] = differing(mlxcel, folder, backend, int(most), flags)
+        told[name] = differing(mlxcel, folder, backend, most, flags)
         print(f"{name}: of {len(LENGTHS)} answers differ: {told[name]}", flush=True)
     passes = not any(told["with --deterministic"].values())
     print("ok" if passes else "WRONG")
@@ -70,6 +70,4 @@ def main(mlxcel, folder, backend="cuda", most="63"):
 
 
 if __name__ == "__main__":
-    if len(sys.argv) not in (3, 4, 5):
-        sys.exit(__doc__)
-    sys.exit(main(*sys.argv[1:]))
+    sys.exit(main(*faults.arguments(__doc__, 2, 4)))

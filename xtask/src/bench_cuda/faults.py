@@ -6,9 +6,13 @@ nearly filled. In both cases the request has to end with the error that names th
 its former answer to the next request.
 """
 
+import atexit
 import concurrent.futures
 import ctypes
+import http.client
 import json
+import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -61,11 +65,22 @@ def fill():
     sys.stdin.read()
 
 
+def own_plugins(mlxcel):
+    """Flags for the plugins that came with a program, which others that are installed on the machine would hide."""
+    folder = os.path.join(os.path.dirname(os.path.realpath(shutil.which(mlxcel) or mlxcel)), os.pardir, "lib", "mlxcel", "plugins")
+    return ["--plugins-dir", os.path.realpath(folder)] if os.path.isdir(folder) else []
+
+
 class Server:
     def __init__(self, mlxcel, folder, backend, *flags):
         self.log = tempfile.TemporaryFile("w+")
-        command = [mlxcel, "serve", folder, "--backend", backend, "--port", "0", "--metrics", "--no-prefix-cache", *flags]
-        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=self.log, text=True)
+        command = [mlxcel, "serve", folder, *own_plugins(mlxcel), "--backend", backend, "--port", "0", "--metrics", "--no-prefix-cache", *flags]
+        try:
+            self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=self.log, text=True)
+        except OSError as error:
+            raise SystemExit(f"{mlxcel} cannot be started: {error.strerror}: expected the program mlxcel") from error
+        # Whatever ends this program ends its server, which would keep the device's memory.
+        atexit.register(self.process.kill)
         first = self.process.stdout.readline()
         if not first.startswith("listening on "):
             raise SystemExit(f"the server did not start: {first}{self.said()}")
@@ -90,6 +105,8 @@ class Server:
                 return answer.status, answer.read().decode()
         except urllib.error.HTTPError as error:
             return error.code, error.read().decode()
+        except (OSError, http.client.HTTPException) as error:
+            raise SystemExit(f"the server does not answer {route}: {error}; its process: {self.process.poll()}; it said: {self.said()}") from error
 
     def complete(self, length):
         prompt = [(7 * i + 11) % 1000 + 100 for i in range(length)]
@@ -102,7 +119,12 @@ class Server:
 
     def end(self):
         self.process.send_signal(signal.SIGTERM)
-        return self.process.wait(60)
+        try:
+            return self.process.wait(60)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+            return "still there after 60 s"
 
 
 def is_right(what, found, passes):
@@ -177,10 +199,27 @@ def main(mlxcel, folder, backend="cuda"):
     return 0 if all(passes) else 1
 
 
+def arguments(text, least, most):
+    """Those given, where there are as many as there have to be; else what the program is for."""
+    given = sys.argv[1:]
+    if {"-h", "--help"} & set(given):
+        print(text)
+        sys.exit(0)
+    if not least <= len(given) <= most:
+        sys.exit(f"{text}\n\nexpected {least} to {most} arguments, found {len(given)}")
+    # Ended like this, a program runs what is registered for its end.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    return given
+
+
+def number(what, text, least):
+    if not text.isdecimal() or int(text) < least:
+        sys.exit(f"{what}: expected a number of at least {least}, found {text}")
+    return int(text)
+
+
 if __name__ == "__main__":
     if sys.argv[1:] == ["fill"]:
         fill()
-    elif len(sys.argv) in (3, 4):
-        sys.exit(main(*sys.argv[1:]))
     else:
-        sys.exit(__doc__)
+        sys.exit(main(*arguments(__doc__, 2, 3)))

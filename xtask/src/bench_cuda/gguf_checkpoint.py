@@ -6,11 +6,11 @@ The format is that of llama.cpp's docs on GGUF, version 3.
 
 import math
 import struct
-import sys
 
-import torch
+from checkpoint import MISSING, SHAPES, arguments, written
 
-from checkpoint import SHAPES
+if not MISSING:
+    import torch
 
 ALIGNMENT = 32
 U32, F32, TEXT = 4, 6, 8
@@ -130,4 +130,4 @@ def main(shape, bits, path):
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), sys.argv[3])
+    written(main, *arguments(__doc__, (4, 16), "file"))

@@ -20,7 +20,13 @@ import struct
 import sys
 import time
 
-import torch
+try:
+    import torch
+except ImportError as problem:
+    # What can be asked for is told without it.
+    MISSING = problem
+else:
+    MISSING = None
 
 DEVICE = "cuda"
 EARLY_START, MOST_SHARED, PROCESSORS, SHARED_OPTIN = 6, 8, 16, 97
@@ -172,8 +178,13 @@ class Variant:
         first, *rest = given.split(",")
         self.name, self.folder = first.split("=", 1) if "=" in first else (os.path.basename(first.rstrip("/")), first)
         self.cuda = cuda
+        if not self.there("common.cuh"):
+            raise SystemExit(f"{self.folder}: expected a folder with kernels' texts, found no common.cuh in it")
         self.defines = [r[2:] for r in rest if r.startswith("-D")]
-        self.options = {k: int(v) for k, v in (r.split("=") for r in rest if not r.startswith("-D"))}
+        try:
+            self.options = {k: int(v) for k, v in (r.split("=") for r in rest if not r.startswith("-D"))}
+        except ValueError:
+            raise SystemExit(f"{given}: expected -DKEY=VALUE or KEY=NUMBER after the folder") from None
         self.modules, self.functions = {}, {}
         self.has_decode = bool(self.there("decode.cu"))
         self.has_scales = "scales[3]" in self.text(["common.cuh", "streamed.cu"])
@@ -556,19 +567,45 @@ class Table:
         sys.stdout.flush()
 
 
-def main(arguments, parts, kind=Variant):
+def asked(arguments, parts):
+    """Folders with what comes with them, and the parts that are wanted."""
+    # Of the program that this is part of.
+    text = sys.modules["__main__"].__doc__
+    if {"-h", "--help"} & set(arguments):
+        print(text)
+        raise SystemExit(0)
     chosen, given, left = list(parts), [], list(arguments)
     while left:
         argument = left.pop(0)
-        if argument == "--only":
-            chosen = left.pop(0).split(",")
-        elif argument == "--skip":
-            skipped = left.pop(0).split(",")
-            chosen = [c for c in chosen if c not in skipped]
+        if argument in ("--only", "--skip"):
+            words = left.pop(0).split(",") if left else []
+            if not words or not set(words) <= set(parts):
+                raise SystemExit(f"{argument}: expected some of {','.join(parts)}, found {','.join(words) or 'nothing'}")
+            chosen = words if argument == "--only" else [c for c in chosen if c not in words]
+        elif argument.startswith("-"):
+            raise SystemExit(f"there is no option {argument}; --help tells what there is")
         else:
             given.append(argument)
-    if not given or any(c not in parts for c in chosen):
-        raise SystemExit(__doc__)
+    if not given:
+        raise SystemExit(f"{text}\nexpected a folder with the kernels' texts")
+    return given, chosen
+
+
+def check_device():
+    """These are launches of one generation of devices; the backend has others for the rest, which the conformance suite checks."""
+    if MISSING:
+        raise SystemExit(f"{sys.executable} has no torch, which the kernels are compared with: {MISSING}")
+    if not torch.cuda.is_available():
+        raise SystemExit("torch finds no CUDA device: `nvidia-smi` tells whether there is one, and CUDA_VISIBLE_DEVICES can hide it")
+    found = torch.cuda.get_device_capability()
+    if found != (9, 0):
+        raise SystemExit(f"the kernels by themselves are checked and timed on devices of compute capability 9.0, and this one, "
+                         f"{torch.cuda.get_device_name()}, has {found[0]}.{found[1]}; those that the backend uses here are what the conformance suite checks")
+
+
+def main(arguments, parts, kind=Variant):
+    given, chosen = asked(arguments, parts)
+    check_device()
     torch.cuda.init()
     torch.zeros(1, device=DEVICE)
     torch.backends.cuda.matmul.allow_tf32 = False

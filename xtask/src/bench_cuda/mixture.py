@@ -11,10 +11,11 @@ that their weights come from memory; GB/s count every expert that was chosen onc
 import struct
 import sys
 
-import torch
-
-from kernels import (COLD_BYTES, DEVICE, EPS, GROUP_SIZE, Attention, Call, Variant, Weight, error, main, microseconds, normed, poison,
+from kernels import (COLD_BYTES, DEVICE, EPS, GROUP_SIZE, MISSING, Attention, Call, Variant, Weight, error, main, microseconds, normed, poison,
                      random, run, stream_call)
+
+if not MISSING:
+    import torch
 
 HIDDEN, INNER, EXPERTS, CHOSEN = 2048, 768, 128, 8
 HEADS, KV_HEADS, WIDTH = 32, 4, 128

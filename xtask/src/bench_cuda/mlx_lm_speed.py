@@ -11,6 +11,7 @@ import json
 import os
 import signal
 import statistics
+import sys
 import time
 
 ANSWER, CHUNK = 128, 2048
@@ -47,11 +48,16 @@ def main(asked):
 
     signal.signal(signal.SIGALRM, end)
     signal.alarm(asked.seconds)
+    if not os.path.exists(os.path.join(asked.folder, "config.json")):
+        raise SystemExit(f"{asked.folder} has no config.json: expected a checkpoint of checkpoint.py")
     from pathlib import Path
 
-    import mlx.core as mx
-    from mlx_lm.models.cache import make_prompt_cache
-    from mlx_lm.utils import load_model
+    try:
+        import mlx.core as mx
+        from mlx_lm.models.cache import make_prompt_cache
+        from mlx_lm.utils import load_model
+    except ImportError as error:
+        raise SystemExit(f"mlx-lm cannot be imported: {error}: install mlx-lm, and mlx for CUDA, for {sys.executable}") from error
 
     tell(f"MLX {mx.__version__} imported")
     model, config = load_model(Path(asked.folder))

@@ -66,6 +66,7 @@ def common(found, wanted):
 
 
 def main(mlxcel, model, backend="cuda", ranks="2", *flags):
+    ranks = faults.number("RANKS", ranks, 2)
     whole = Asked(mlxcel, model, backend, 1, flags)
     prompts = [whole.ids(text) for text in TEXTS]
     answers = [whole.next(ids, TOKENS) for ids in prompts]
@@ -73,7 +74,7 @@ def main(mlxcel, model, backend="cuda", ranks="2", *flags):
     whole.end()
     noise = max(largest(read, answer) for read, answer in zip(wanted, answers))
     allowed = max(ROOM * noise, LEAST)
-    split = Asked(mlxcel, model, backend, int(ranks), flags)
+    split = Asked(mlxcel, model, backend, ranks, flags)
     passes = True
     print(f"allowed are {allowed:.4f} nats: the whole model differs from itself by {noise:.4f}")
     for text, ids, answer, expected in zip(TEXTS, prompts, answers, wanted):
@@ -94,6 +95,4 @@ def main(mlxcel, model, backend="cuda", ranks="2", *flags):
 
 
 if __name__ == "__main__":
-    if len(sys.argv) < 3:
-        sys.exit(__doc__)
-    sys.exit(main(*sys.argv[1:]))
+    sys.exit(main(*faults.arguments(__doc__, 2, 100)))
