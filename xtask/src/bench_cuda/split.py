@@ -37,7 +37,7 @@ class Asked:
         return self.answer("/tokenize", {"content": text, "add_special": True})["tokens"]
 
     def next(self, ids, count):
-        body = {"prompt": ids, "n_predict": count, "temperature": 0, "ignore_eos": True, "n_probs": TOP, "cache_prompt": False}
+        body = {"prompt": ids, "n_predict": count, "temperature": 0, "ignore_eos": True, "n_probs": TOP}
         found = self.answer("/completion", body)["completion_probabilities"]
         return [(one["id"], one["logprob"], one["top_logprobs"][0]["logprob"] - one["top_logprobs"][1]["logprob"]) for one in found]
 
