@@ -7,12 +7,15 @@ mod catalogue;
 mod digest;
 mod discover;
 mod filter;
+mod linkage;
 mod metadata;
+mod needed;
 mod object_file;
 mod peek;
 mod reason;
 mod report;
 mod search;
+mod system_libraries;
 
 #[cfg(test)]
 mod tests;
@@ -23,10 +26,13 @@ pub use catalogue::{Catalogue, CatalogueError, PluginRecord, State};
 pub use digest::sha256_of_file;
 pub use discover::{Discovery, FileId, FoundFile, PlaceNote, PlaceProblem, discover, name_in_file};
 pub use filter::{DISABLE, Filter, FilterError, SELECT};
+pub use linkage::{Linkage, linkage};
 pub use metadata::{
     ArchRecord, METADATA_CAP_BYTES, Metadata, MetadataError, PluginInfo, PluginKind, parse_metadata,
 };
+pub use needed::{Needed, needed_libraries};
 pub use peek::{HostProfile, Peek, peek, peek_reader};
 pub use reason::{ReasonCode, Rejection, Stage};
 pub use report::plugins_document;
 pub use search::{SearchInputs, Tier};
+pub use system_libraries::SystemLibraries;

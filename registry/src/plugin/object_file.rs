@@ -17,7 +17,7 @@ use super::metadata::METADATA_CAP_BYTES;
 use super::reason::{ReasonCode, Rejection};
 
 /// Bytes of headers and tables that may be read.
-const BUDGET_BYTES: u64 = 8 << 20;
+pub(super) const BUDGET_BYTES: u64 = 8 << 20;
 /// Most sections or segments; real libraries have under a hundred.
 const TABLE_CAP: usize = 4096;
 
@@ -44,9 +44,9 @@ impl ObjectFacts {
 }
 
 /// Reads of a file, bounded in sum.
-struct Budgeted<'a, R: ReadCacheOps> {
-    cache: &'a ReadCache<R>,
-    left: &'a Cell<u64>,
+pub(super) struct Budgeted<'a, R: ReadCacheOps> {
+    pub(super) cache: &'a ReadCache<R>,
+    pub(super) left: &'a Cell<u64>,
 }
 
 impl<R: ReadCacheOps> Clone for Budgeted<'_, R> {

@@ -149,7 +149,7 @@ impl Rejection {
 }
 
 /// Longest text of a reason, in characters.
-const TEXT_CAP_CHARS: usize = 500;
+const TEXT_CAP_CHARS: usize = 2000;
 
 fn one_line(text: &str) -> String {
     let mut out = String::with_capacity(text.len().min(TEXT_CAP_CHARS));

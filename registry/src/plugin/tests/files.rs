@@ -130,3 +130,40 @@ pub fn macho_with(metadata: &[u8]) -> Vec<u8> {
     bytes.extend_from_slice(metadata);
     bytes
 }
+
+/// An ELF64 library for this machine that needs others. `path_tag` is 15 for folders that hold for what is below too, 29 for others.
+pub fn elf_linked(needed: &[&str], path_tag: u64, folders: &str) -> Vec<u8> {
+    let machine = if TARGET_ARCH == "aarch64" { 183 } else { 62 };
+    let mut texts = vec![0];
+    let mut entries = Vec::new();
+    let written = needed.iter().map(|name| (1, *name));
+    let folders = Some((path_tag, folders)).filter(|(_, folders)| !folders.is_empty());
+    for (tag, text) in written.chain(folders) {
+        entries.push((tag, texts.len() as u64));
+        texts.extend_from_slice(text.as_bytes());
+        texts.push(0);
+    }
+    let dynamic_at = 64 + 2 * 56;
+    let dynamic_len = (entries.len() as u64 + 2) * 16;
+    let texts_at = dynamic_at + dynamic_len;
+    let len = texts_at + texts.len() as u64;
+    entries.extend([(5, texts_at), (0, 0)]);
+    let mut bytes = b"\x7fELF\x02\x01\x01\x00\x00\x00\x00\x00\x00\x00\x00\x00".to_vec();
+    put(
+        &mut bytes,
+        [3, machine, 1, 0, 64, 0, 0, 64, 56, 2, 64, 0, 0],
+        [2, 2, 4, 8, 8, 8, 4, 2, 2, 2, 2, 2, 2],
+    );
+    for (kind, at, len) in [(1, 0, len), (2, dynamic_at, dynamic_len)] {
+        put(
+            &mut bytes,
+            [kind, 4, at, at, at, len, len, 4096],
+            [4, 4, 8, 8, 8, 8, 8, 8],
+        );
+    }
+    for (tag, value) in entries {
+        put(&mut bytes, [tag, value], [8, 8]);
+    }
+    bytes.extend_from_slice(&texts);
+    bytes
+}

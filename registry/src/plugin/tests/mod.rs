@@ -4,5 +4,6 @@ mod catalogue;
 mod discover;
 pub(crate) mod files;
 mod fuzz;
+mod linkage;
 mod metadata;
 mod peek;
