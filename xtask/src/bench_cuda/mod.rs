@@ -140,6 +140,9 @@ fn write(path: &Path, text: &str) -> Result<(), Error> {
 }
 
 #[cfg(test)]
+mod run_tests;
+
+#[cfg(test)]
 mod tests {
     use super::{SCRIPTS, VERSION};
 
