@@ -264,3 +264,22 @@ pub(super) fn states(suite: &mut Suite<'_>) {
     };
     same_in_parts(suite, "gated_delta", "f32".to_owned(), delta);
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::report::Expectations;
+    use super::super::{Depth, Group, run};
+    use crate::testkit::{ReferenceOptions, reference_backend};
+
+    #[test]
+    fn states_of_the_reference_do_not_depend_on_where_calls_end() {
+        let reference = reference_backend(ReferenceOptions::default());
+        let group = Group {
+            name: "rows",
+            run: super::states,
+        };
+        let report = run("reference", &reference.backend(), &[group], Depth::Values);
+        report.verdict(&Expectations::none()).unwrap();
+        assert_eq!(report.outcomes.len(), 2);
+    }
+}

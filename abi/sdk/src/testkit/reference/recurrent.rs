@@ -251,6 +251,8 @@ pub(super) fn gated_delta(mode: Mode, t: &Delta<'_>, rows: &Rows<'_>) -> Result<
                             .sum();
                     }
                 }
+                // A state is f32 between rows, as in the pool: it must not matter whether a call ends there.
+                state.iter_mut().for_each(|x| *x = f64::from(*x as f32));
             }
             states.put(&part, &state);
         }
