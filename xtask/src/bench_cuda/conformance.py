@@ -290,10 +290,10 @@ def main():
     home = tempfile.mkdtemp(prefix="mlxcel-conformance-", dir=TMPFS if os.path.isdir(TMPFS) else None)
     out = args.out or home
     try:
-        os.makedirs(out, exist_ok=True)
-    except OSError as error:
-        parser.error(f"--out {out}: {error.strerror}")
-    try:
+        try:
+            os.makedirs(out, exist_ok=True)
+        except OSError as error:
+            parser.error(f"--out {out}: {error.strerror}")
         with open(os.path.join(out, "conformance.err"), "w+", encoding="utf-8") as log:
             cache = Cache(home, args.cache)
             run, began = Run(args, cache, home, log), time.monotonic()
