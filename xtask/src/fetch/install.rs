@@ -60,7 +60,7 @@ fn sibling(destination: &Path, prefix: &str) -> PathBuf {
     destination.with_file_name(format!("{prefix}{name}"))
 }
 
-/// Makes `dir` if need be and sees that a file can be written there: before hours of work rather than after them.
+/// Makes `dir` if need be and sees that a file can be written there: before minutes of building rather than after them.
 pub fn writable(dir: &Path) -> Result<(), Error> {
     std::fs::create_dir_all(dir).map_err(Error::io("create", dir))?;
     let trial = dir.join(format!(".writable-{}", std::process::id()));

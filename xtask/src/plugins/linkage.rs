@@ -59,6 +59,8 @@ fn comes_with_the_driver(name: &str) -> bool {
         "libcublas",
         "libcufft",
         "libcusolver",
+        "libcusparse",
+        "libnvJitLink",
         "libnvrtc",
         "libcudnn",
         "libcudart",
@@ -112,7 +114,19 @@ mod tests {
 
     #[test]
     fn missing_libraries_are_named_except_a_driver() {
-        let report = "\tlibblas-1.so.3 => not found\n\tlibcuda.so.1 => not found\n";
+        let report = "\tlibblas-1.so.3 => not found\n\tlibcuda.so.1 => not found\n\tlibcusparse.so.12 => not found\n";
         assert_eq!(problems(report, |_| true), ["libblas-1.so.3 is not found"]);
+    }
+
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn a_damaged_library_is_told_as_one() {
+        let package = std::env::temp_dir().join(format!("xtask-linkage-{}", std::process::id()));
+        std::fs::create_dir_all(&package).expect("creates");
+        let library = package.join("libmlxcel_backend_cpu.so");
+        std::fs::write(&library, "").expect("writes");
+        let error = check(&library, &package).expect_err("is empty").to_string();
+        assert!(error.contains("damaged"), "{error}");
+        std::fs::remove_dir_all(&package).expect("removes");
     }
 }

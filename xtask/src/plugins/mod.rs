@@ -72,14 +72,14 @@ pub fn plan<'a>(workspace: &'a Workspace, request: &'a Request) -> Result<Plan<'
         request.content != Content::Backends,
     )?;
     mlx::check_pinned(workspace, &request.backends)?;
-    if let Some(dir) = &request.out {
-        install::writable(dir)?;
-    }
     let mut trees: Vec<(Backend, MlxTree)> = Vec::new();
     for backend in &request.backends {
         if trees.iter().all(|(there, _)| there != backend) {
             trees.push((*backend, mlx::setup(workspace, *backend, request.depth)?));
         }
+    }
+    if let Some(dir) = &request.out {
+        install::writable(dir)?;
     }
     Ok(Plan {
         workspace,
