@@ -69,6 +69,18 @@ mod tests {
     use super::*;
 
     #[test]
+    fn what_programs_say_of_a_full_disk_is_known() {
+        for said in [
+            "gzip: stdout: No space left on device\n",
+            "tar: a.tar.gz: Wrote only 8192 of 10240 bytes\n",
+            "OSError: [Errno 28] No space left on device",
+        ] {
+            assert!(says_full(said), "{said}");
+        }
+        assert!(!says_full("tar: a: File removed before we read it"));
+    }
+
+    #[test]
     fn what_is_free_comes_from_df() {
         let report = "Filesystem 1024-blocks Used Available Capacity Mounted on\n/dev/my disk 100 60 40 60% /a b\n";
         assert_eq!(free_in(report), Some(40 * 1024));

@@ -59,11 +59,7 @@ impl MlxTree {
         for info in self.infos()? {
             let path = info.join("METADATA");
             let text = std::fs::read_to_string(&path).map_err(Error::io("read", &path))?;
-            let head = text.lines().take_while(|line| !line.is_empty());
-            found.extend(
-                head.filter_map(|line| line.strip_prefix("Requires-Dist: "))
-                    .map(str::to_owned),
-            );
+            found.extend(nvidia_packages(&text));
         }
         found.sort();
         Ok(found)
@@ -112,6 +108,17 @@ impl MlxTree {
             .unwrap_or(Path::new("/"))
             .to_path_buf())
     }
+}
+
+/// Out of a wheel's METADATA. What an extra asks for is not needed by all, and other packages beside MLX ask for what is not NVIDIA's.
+fn nvidia_packages(metadata: &str) -> Vec<String> {
+    metadata
+        .lines()
+        .take_while(|line| !line.is_empty())
+        .filter_map(|line| line.strip_prefix("Requires-Dist: "))
+        .filter(|name| name.starts_with("nvidia-") && !name.contains(';'))
+        .map(str::to_owned)
+        .collect()
 }
 
 /// Every file under `dir`, placed under `placed`.
@@ -185,6 +192,13 @@ pub fn name_of(path: &Path) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn nvidias_packages_are_those_that_all_need() {
+        let metadata = "Name: mlx-cuda-13\nRequires-Dist: nvidia-cublas==13.*\nRequires-Dist: numpy\n\
+            Requires-Dist: nvidia-extra; extra == \"dev\"\n\nRequires-Dist: nvidia-in-the-text\n";
+        assert_eq!(nvidia_packages(metadata), ["nvidia-cublas==13.*"]);
+    }
 
     #[test]
     fn only_mlx_itself_is_taken_from_a_lib_folder() {
