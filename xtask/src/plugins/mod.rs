@@ -27,6 +27,9 @@ use crate::plugins::place::Placement;
 use crate::plugins::select::{Kind, Selection};
 use crate::workspace::Workspace;
 
+/// NVIDIA's libraries, which users put or link into a package for want of another place: gigabytes, and not ours to remove.
+const OF_THE_USER: [&str; 1] = ["nvidia"];
+
 /// What to build and where to.
 #[derive(Debug)]
 pub struct Request {
@@ -146,7 +149,7 @@ fn assemble(plugin: &Built, mlx: Option<&MlxTree>, out: &Path) -> Result<(), Err
             });
         }
     }
-    place::all(&package, &placements)?;
+    place::all(&package, &placements, &OF_THE_USER)?;
     linkage::check(&package.join(name_of(&plugin.library)), &package)
 }
 

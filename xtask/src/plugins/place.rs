@@ -16,12 +16,17 @@ pub struct Placement {
     pub to: PathBuf,
 }
 
-/// Makes `dir` hold exactly the placements, all of which are inside it.
-pub fn all(dir: &Path, placements: &[Placement]) -> Result<(), Error> {
+/// Makes `dir` hold exactly the placements, all of which are inside it, and what is there under the names `kept`.
+pub fn all(dir: &Path, placements: &[Placement], kept: &[&str]) -> Result<(), Error> {
     for placement in placements {
         place(placement)?;
     }
-    let wanted: BTreeSet<&Path> = placements.iter().map(|one| one.to.as_path()).collect();
+    let kept: Vec<PathBuf> = kept.iter().map(|name| dir.join(name)).collect();
+    let wanted: BTreeSet<&Path> = placements
+        .iter()
+        .map(|one| one.to.as_path())
+        .chain(kept.iter().map(PathBuf::as_path))
+        .collect();
     remove_others(dir, &wanted).map(|_| ())
 }
 
@@ -85,14 +90,14 @@ fn remove_others(dir: &Path, wanted: &BTreeSet<&Path>) -> Result<bool, Error> {
         let entry = entry.map_err(Error::io("list", dir))?;
         let path = entry.path();
         let kind = entry.file_type().map_err(Error::io("read", &path))?;
-        if kind.is_dir() {
+        if wanted.contains(path.as_path()) {
+            any_wanted = true;
+        } else if kind.is_dir() {
             if remove_others(&path, wanted)? {
                 any_wanted = true;
             } else {
                 std::fs::remove_dir(&path).map_err(Error::io("remove", &path))?;
             }
-        } else if wanted.contains(path.as_path()) {
-            any_wanted = true;
         } else {
             std::fs::remove_file(&path).map_err(Error::io("remove", &path))?;
         }
@@ -124,7 +129,7 @@ mod tests {
             copy(&source.join("a.so"), &out.join("a.so")),
             copy(&source.join("big.so"), &out.join("lib/big.so")),
         ];
-        all(&out, &placements).expect("places");
+        all(&out, &placements, &[]).expect("places");
         assert!(!out.join("stale").exists());
         let text = |name: &str| std::fs::read_to_string(out.join(name)).expect("reads");
         assert_eq!(
@@ -133,14 +138,14 @@ mod tests {
         );
 
         let before = out.join("a.so").metadata().expect("reads");
-        all(&out, &placements).expect("nothing to do");
+        all(&out, &placements, &[]).expect("nothing to do");
         assert!(is_same(
             &before,
             &out.join("a.so").metadata().expect("reads")
         ));
 
         std::fs::write(source.join("a.so"), "longer").expect("writes");
-        all(&out, &placements).expect("updates");
+        all(&out, &placements, &[]).expect("updates");
         assert_eq!(text("a.so"), "longer");
         std::fs::remove_dir_all(&base).expect("removes");
     }
@@ -155,7 +160,7 @@ mod tests {
         let placed = out.join("libmlx.so");
         // As an earlier version left it.
         std::fs::hard_link(&source, &placed).expect("links");
-        all(&out, &[copy(&source, &placed)]).expect("places");
+        all(&out, &[copy(&source, &placed)], &[]).expect("places");
         std::fs::write(&placed, "stripped").expect("writes in place");
         let text = std::fs::read_to_string(&source).expect("reads");
         assert_eq!(text, "as it was fetched");
@@ -163,10 +168,24 @@ mod tests {
     }
 
     #[test]
+    fn what_the_user_put_beside_is_kept() {
+        let base = std::env::temp_dir().join(format!("xtask-kept-{}", std::process::id()));
+        let (source, out) = (base.join("a.so"), base.join("package"));
+        std::fs::create_dir_all(out.join("nvidia/nccl/lib")).expect("creates");
+        std::fs::create_dir_all(out.join("other/nvidia")).expect("creates");
+        std::fs::write(out.join("nvidia/nccl/lib/libnccl.so.2"), "large").expect("writes");
+        std::fs::write(&source, "x").expect("writes");
+        all(&out, &[copy(&source, &out.join("a.so"))], &["nvidia"]).expect("places");
+        assert!(out.join("nvidia/nccl/lib/libnccl.so.2").exists());
+        assert!(!out.join("other").exists());
+        std::fs::remove_dir_all(&base).expect("removes");
+    }
+
+    #[test]
     fn a_missing_source_is_named() {
         let gone = Path::new("/no/such/file.so");
         let out = Path::new("/no/such/package");
-        let error = all(out, &[copy(gone, &out.join("file.so"))]).expect_err("missing");
+        let error = all(out, &[copy(gone, &out.join("file.so"))], &[]).expect_err("missing");
         assert!(error.to_string().contains("/no/such/file.so"), "{error}");
     }
 }
