@@ -186,8 +186,7 @@ impl CliError {
             Self::NoSuchPlugin { .. } | Self::Catalogue(_) => {
                 "`mlxcel plugin list` shows every plugin, `mlxcel doctor` where they are looked for".to_owned()
             }
-            Self::Backend(SelectError::NoneRuns { .. })
-            | Self::Engine(EngineError::Backend(SelectError::NoneRuns { .. })) => no_plugins_hint(),
+            Self::Backend(error) | Self::Engine(EngineError::Backend(error)) => backend_hint(error),
             Self::Engine(EngineError::Decide(error)) => return detect_hint(error),
             Self::Engine(EngineError::Detect(DetectFailure::Undecided { error, .. })) => return detect_hint(error),
             Self::Engine(EngineError::Detect(_)) => "`mlxcel plugin list` shows the state of every plugin".to_owned(),
@@ -199,6 +198,15 @@ impl CliError {
             }
             _ => return None,
         })
+    }
+}
+
+fn backend_hint(error: &SelectError) -> String {
+    match error {
+        SelectError::Unusable { .. } => {
+            "`mlxcel doctor` shows what each backend finds; --backend auto takes the best one that runs here".to_owned()
+        }
+        _ => no_plugins_hint(),
     }
 }
 
@@ -290,5 +298,24 @@ fn of_chat(error: &ChatError) -> Exit {
         ChatError::Text(TextError::ControlFromText { .. })
         | ChatError::Template(TemplateError::Raised { .. }) => Exit::Failure,
         _ => Exit::Checkpoint,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_backend_that_cannot_be_used_has_a_hint_however_it_was_asked_for() {
+        let (name, reason) = ("cuda".to_owned(), "no device".to_owned());
+        for error in [
+            SelectError::Unusable { name, reason },
+            SelectError::NoneRuns {
+                rejected: Vec::new(),
+            },
+        ] {
+            let hint = CliError::Engine(EngineError::Backend(error)).hint();
+            assert!(hint.is_some_and(|hint| hint.contains("mlxcel doctor")));
+        }
     }
 }

@@ -137,7 +137,7 @@ fn wrong_kind(record: &PluginRecord, expected: PluginKind, found: PluginKind) ->
 
 /// Opens the file in this process and shakes hands.
 pub(super) fn open_here(path: &Path, info: &PluginInfo) -> Result<Opened, Rejection> {
-    let library = library::open(path)?;
+    let library = library::open(path, info)?;
     shake_hands(&library, info)
 }
 

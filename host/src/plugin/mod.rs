@@ -24,9 +24,11 @@ mod model;
 mod ops;
 mod probe;
 mod probe_cache;
+mod providers;
 mod sampling;
 mod select;
 mod step;
+mod unlinked;
 mod weights;
 
 pub use backend::{BackendPlugin, DeviceReport, OpenOptions, ProbeReport};

@@ -9,12 +9,13 @@ use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use mlxcel_registry::plugin::{PluginKind, ReasonCode, Rejection, Stage};
+use mlxcel_registry::plugin::{HostProfile, PluginKind, ReasonCode, Rejection, Stage, peek};
 use serde::{Deserialize, Serialize};
 
 use super::backend::ProbeReport;
 use super::child::PROBE_COMMAND;
 use super::probe_cache;
+use super::unlinked::Unlinked;
 
 /// Starts the line that holds the answer; a plugin may print other lines.
 pub(super) const ANSWER_MARK: &str = "mlxcel-probe-answer: ";
@@ -115,12 +116,13 @@ fn run_child(settings: &ProbeSettings, path: &Path) -> Result<ProbeOutcome, Reje
         return Err(refuse(
             ReasonCode::TimedOut,
             format!(
-                "did not finish loading within {} ms: remove it or report this to its author",
-                settings.timeout_ms
+                "did not finish loading within {} ms: {}",
+                settings.timeout_ms,
+                blame(path)
             ),
         ));
     };
-    judge(status, &stdout, &stderr)
+    judge(path, status, &stdout, &stderr)
 }
 
 /// `None` when the time is over; the child is then killed.
@@ -147,13 +149,35 @@ fn wait_until(child: &mut Child, deadline: Instant) -> Result<Option<ExitStatus>
     }
 }
 
-fn judge(status: ExitStatus, stdout: &[u8], stderr: &[u8]) -> Result<ProbeOutcome, Rejection> {
+/// Who is at fault when loading the plugin at `path` ends a process, as far as files tell, and what to do.
+fn blame(path: &Path) -> String {
+    const PLUGIN: &str = "remove it or report this to its author";
+    let metadata = peek(path, HostProfile::CURRENT).metadata;
+    let unlinked = Unlinked::read(path, metadata.as_ref().map(|metadata| &metadata.plugin));
+    if let Some(faults) = unlinked.faults() {
+        return format!("{faults}: install or copy that again");
+    }
+    match unlinked.suspects().as_slice() {
+        [] => PLUGIN.to_owned(),
+        suspects => format!(
+            "one of the libraries it uses may be damaged or not fit: {}; if these are in order, {PLUGIN}",
+            suspects.join(", ")
+        ),
+    }
+}
+
+fn judge(
+    path: &Path,
+    status: ExitStatus,
+    stdout: &[u8],
+    stderr: &[u8],
+) -> Result<ProbeOutcome, Rejection> {
     let said = last_line(stderr);
     if let Some(signal) = status.signal() {
         let name = signal_name(signal);
         return Err(refuse(
             ReasonCode::Crashed,
-            format!("crashed while loading ({name}){said}: remove it or report this to its author"),
+            format!("crashed while loading ({name}){said}: {}", blame(path)),
         ));
     }
     let text = String::from_utf8_lossy(stdout);
@@ -166,7 +190,8 @@ fn judge(status: ExitStatus, stdout: &[u8], stderr: &[u8]) -> Result<ProbeOutcom
         return Err(refuse(
             ReasonCode::Crashed,
             format!(
-                "ended the process with exit code {code} while loading{said}: remove it or report this to its author"
+                "ended the process with exit code {code} while loading{said}: {}",
+                blame(path)
             ),
         ));
     };

@@ -58,10 +58,7 @@ pub struct SelectedBackend {
 #[non_exhaustive]
 pub enum SelectError {
     /// There is none of this name.
-    #[error(
-        "--backend {name}: no backend plugin has this name{}",
-        known(available)
-    )]
+    #[error("{}: no backend plugin has this name{}", asked(name), known(available))]
     NotFound {
         /// The name given.
         name: String,
@@ -82,6 +79,14 @@ pub enum SelectError {
         /// `name: reason` of each.
         rejected: Vec<String>,
     },
+}
+
+/// The flag as it was given; an empty name would not be seen.
+fn asked(name: &str) -> String {
+    match name.trim().is_empty() {
+        true => format!("--backend {name:?}"),
+        false => format!("--backend {name}"),
+    }
 }
 
 fn known(available: &[String]) -> String {

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use mlxcel_registry::plugin::{
-    Catalogue, PlaceNote, PlaceProblem, PluginKind, PluginRecord, SearchInputs, Tier,
+    Catalogue, PlaceNote, PlaceProblem, PluginKind, PluginRecord, SearchInputs, State, Tier,
 };
 use mlxcel_registry::store::StoreEnv;
 use rustix::fs::{Access, access};
@@ -23,6 +23,8 @@ pub(super) struct Place {
     pub(super) plugins: usize,
     /// Why there are none, if that is the place's fault.
     pub(super) problem: Option<String>,
+    /// Folders in it that could not be looked into.
+    pub(super) unread: Vec<String>,
 }
 
 /// A plugin that is tried, and what came of it.
@@ -33,6 +35,8 @@ pub(super) struct Tried {
     pub(super) archs: usize,
     /// What a backend found, or why the plugin cannot be used.
     pub(super) outcome: Result<Option<ProbeReport>, String>,
+    /// Left out by a rule and not for a fault: another of its name comes first, or a variable switches it off.
+    pub(super) is_left_out: bool,
 }
 
 impl Tried {
@@ -161,7 +165,11 @@ fn places(inputs: &SearchInputs, catalogue: &Catalogue) -> Vec<Place> {
             let real = path.canonicalize().unwrap_or_else(|_| path.clone());
             let inside =
                 |record: &&PluginRecord| record.tier == tier && record.path.starts_with(&real);
+            let unread = catalogue.notes().iter().filter(|note| {
+                note.tier == tier && note.path != path && note.path.starts_with(&path)
+            });
             Place {
+                unread: unread.map(|note| note.text.clone()).collect(),
                 tier,
                 plugins: catalogue.records().iter().filter(inside).count(),
                 problem: note(&path).map(place_problem),
@@ -214,6 +222,10 @@ fn tried(record: &PluginRecord, loader: &Loader) -> Tried {
             .unwrap_or_default(),
         path: record.path.clone(),
         archs: record.archs().len(),
+        is_left_out: matches!(
+            record.state,
+            State::Shadowed { .. } | State::Disabled { .. }
+        ),
         outcome,
     }
 }

@@ -32,9 +32,13 @@ fn advice(findings: &Findings) -> Vec<(String, String)> {
             true => advice.push((format!("no {kind} plugin was found"), searched.to_owned())),
             false => advice.push((
                 format!("no {kind} plugin can be used"),
-                "each line above says why; `mlxcel plugin verify FILE` tries one again".to_owned(),
+                "the lines above that begin with `bad` say why and what to do".to_owned(),
             )),
         }
+    }
+    for text in findings.places.iter().flat_map(|place| &place.unread) {
+        let remedy = "let this user read it, or remove it from the plugin folder";
+        advice.push((text.clone(), remedy.to_owned()));
     }
     for (what, folder, variable) in [
         ("cache", &findings.cache, "MLXCEL_CACHE_DIR"),
@@ -56,6 +60,7 @@ fn tried_value(tried: &Tried) -> Value {
         "version": tried.version,
         "path": tried.path.to_string_lossy(),
         "usable": tried.is_usable(),
+        "left_out": tried.is_left_out,
         "reason": Value::Null,
     });
     let Some(object) = value.as_object_mut() else {
@@ -92,6 +97,7 @@ fn place_value(place: &Place) -> Value {
         "path": place.path.to_string_lossy(),
         "plugins": place.plugins,
         "problem": place.problem,
+        "unread": place.unread,
     })
 }
 
@@ -140,7 +146,7 @@ pub(super) fn text(findings: &Findings) -> String {
         std::env::consts::ARCH
     )];
     lines.push("plugin places".to_owned());
-    lines.extend(findings.places.iter().map(place_line));
+    lines.extend(findings.places.iter().flat_map(place_lines));
     lines.push("families".to_owned());
     lines.extend(tried_lines(&findings.families));
     lines.push("backends".to_owned());
@@ -188,16 +194,16 @@ pub(super) fn text(findings: &Findings) -> String {
     lines.iter().map(|line| format!("{line}\n")).collect()
 }
 
-fn place_line(place: &Place) -> String {
+fn place_lines(place: &Place) -> Vec<String> {
     let found = place
         .problem
         .clone()
         .unwrap_or_else(|| counted(place.plugins, "plugin"));
-    format!(
-        "  {:<10} {}: {found}",
-        place.tier.name(),
-        place.path.display()
-    )
+    let tier = place.tier.name();
+    let mut lines = vec![format!("  {tier:<10} {}: {found}", place.path.display())];
+    let unread = place.unread.iter();
+    lines.extend(unread.map(|text| format!("  {:<10} {text}", "")));
+    lines
 }
 
 fn tried_lines(tried: &[Tried]) -> Vec<String> {
@@ -207,7 +213,11 @@ fn tried_lines(tried: &[Tried]) -> Vec<String> {
     tried
         .iter()
         .map(|tried| {
-            let mark = if tried.is_usable() { "ok " } else { "bad" };
+            let mark = match (tried.is_usable(), tried.is_left_out) {
+                (true, _) => "ok ",
+                (false, true) => "-  ",
+                (false, false) => "bad",
+            };
             let words = match &tried.outcome {
                 Ok(Some(report)) => {
                     let devices: Vec<&str> = report
@@ -215,12 +225,11 @@ fn tried_lines(tried: &[Tried]) -> Vec<String> {
                         .iter()
                         .map(|device| device.description.as_str())
                         .collect();
-                    format!(
-                        "score {}, {}; devices: {}",
-                        report.score,
-                        report.reason,
-                        devices.join(", ")
-                    )
+                    let devices = match devices.is_empty() {
+                        true => String::new(),
+                        false => format!("; devices: {}", devices.join(", ")),
+                    };
+                    format!("score {}, {}{devices}", report.score, report.reason)
                 }
                 Ok(None) => counted(tried.archs, "architecture"),
                 Err(reason) => format!("{}: {reason}", tried.path.display()),

@@ -1,7 +1,7 @@
 //! `mlxcel plugin show`: all that a plugin's file says of itself. Runs no code of it.
 
 use clap::Args;
-use mlxcel_registry::plugin::{Catalogue, PluginRecord};
+use mlxcel_registry::plugin::{Catalogue, PluginRecord, SystemLibraries, linkage};
 use serde_json::{Value, json};
 
 use super::super::args::{LogArgs, PluginArgs};
@@ -10,6 +10,9 @@ use super::super::error::CliError;
 use super::super::exit::Exit;
 use super::super::place::catalogue;
 use super::{identity, label};
+
+/// Key of a plugin's record that says who brings libraries it needs.
+const PROVIDERS: &str = "providers";
 
 /// Flags of `plugin show`.
 #[derive(Debug, Args)]
@@ -74,6 +77,8 @@ fn value(record: &PluginRecord) -> Value {
     object.insert("sha256".to_owned(), json!(record.sha256().ok()));
     object.insert("metadata".to_owned(), json!(record.info()));
     object.insert("archs".to_owned(), json!(record.archs()));
+    let linkage = linkage(&record.path, &SystemLibraries::of_process());
+    object.insert("missing_libraries".to_owned(), json!(linkage.missing));
     value
 }
 
@@ -105,10 +110,21 @@ fn text(record: &PluginRecord) -> String {
         if !info.requires_ops.is_empty() {
             lines.push(("needs ops", info.requires_ops.join(", ")));
         }
+        for (key, value) in &info.extra {
+            match value.as_array().filter(|_| key == PROVIDERS) {
+                Some(providers) => {
+                    lines.extend(providers.iter().map(|one| ("from others", origin(one))))
+                }
+                None => lines.push((key.as_str(), plain(value))),
+            }
+        }
+        let linkage = linkage(&record.path, &SystemLibraries::of_process());
+        if !linkage.missing.is_empty() {
+            lines.push(("missing", linkage.missing.join(", ")));
+        }
+        let damaged = linkage.damaged.iter();
         lines.extend(
-            info.extra
-                .iter()
-                .map(|(key, value)| (key.as_str(), plain(value))),
+            damaged.map(|(path, fault)| ("damaged", format!("{} {fault}", path.display()))),
         );
     }
     let mut text: String = lines
@@ -127,6 +143,14 @@ fn text(record: &PluginRecord) -> String {
         ));
     }
     text
+}
+
+/// One who brings libraries, with these.
+fn origin(provider: &Value) -> String {
+    let libraries = provider["libraries"].as_array().into_iter().flatten();
+    let libraries: Vec<&str> = libraries.filter_map(Value::as_str).collect();
+    let name = provider["name"].as_str().unwrap_or("?");
+    format!("{name}: {}", libraries.join(", "))
 }
 
 fn plain(value: &Value) -> String {

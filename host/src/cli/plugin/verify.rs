@@ -1,6 +1,6 @@
 //! `mlxcel plugin verify`: takes plugins through every stage of loading, from the peek to the handshake.
 //!
-//! What a third party puts into its CI. Filters and other places play no part: only what is named is examined.
+//! What a third party puts into its CI, where a backend's device may be absent: that it finds none is told and is no failure. Filters and other places play no part: only what is named is examined.
 
 use std::path::PathBuf;
 
@@ -37,6 +37,16 @@ pub struct VerifyArgs {
 struct Verdict<'a> {
     record: &'a PluginRecord,
     outcome: Result<ProbeOutcome, Failure>,
+}
+
+impl Verdict<'_> {
+    /// A backend in order that finds nothing to compute on here: as it should be on machines that build and check plugins.
+    fn is_idle(&self) -> bool {
+        let outcome = self.outcome.as_ref().ok();
+        outcome
+            .and_then(|outcome| outcome.backend.as_ref())
+            .is_some_and(|report| report.score == 0)
+    }
 }
 
 /// Where it ended, with the loader's code where there is one.
@@ -85,6 +95,17 @@ pub(super) fn run(args: &VerifyArgs, console: &Console) -> Result<Exit, CliError
         true => console
             .json(&json!({ "plugins": verdicts.iter().map(value).collect::<Vec<Value>>() }))?,
         false => console.block(&text(&verdicts))?,
+    }
+    let idle: Vec<String> = verdicts
+        .iter()
+        .filter(|verdict| verdict.is_idle())
+        .map(|verdict| label(verdict.record))
+        .collect();
+    if !idle.is_empty() {
+        console.note(format!(
+            "this command asks whether a plugin can be loaded, `mlxcel doctor` whether it can compute here, which {} cannot",
+            idle.join(", ")
+        ));
     }
     let bad = verdicts
         .iter()
@@ -167,7 +188,10 @@ fn text(verdicts: &[Verdict<'_>]) -> String {
                 backend: Some(report),
                 ..
             }) => (
-                "ok".to_owned(),
+                match report.score {
+                    0 => "ok, but not here".to_owned(),
+                    _ => "ok".to_owned(),
+                },
                 format!("{file}: score {}, {}", report.score, report.reason),
             ),
             Ok(_) => ("ok".to_owned(), file.to_string()),
