@@ -30,7 +30,7 @@ embed_plugin_record! {
         version: env!("CARGO_PKG_VERSION"),
         vendor: "mlxcel",
         needs_minor: NEEDS_MINOR,
-        extra: ",\"mlx_version\":\"0.32.4\"",
+        extra: r#","mlx_version":"0.32.4","providers":[{"name":"this plugin's package","libraries":["libmlx.so","@rpath/libmlx.dylib"],"get":"copy the whole folder, with mlx beside the plugin's file"}]"#,
     }
 }
 

@@ -5,6 +5,7 @@
     clippy::exit,
     clippy::expect_used,
     clippy::panic,
+    clippy::print_stderr,
     clippy::print_stdout,
     reason = "a tool for developers"
 )]
@@ -377,12 +378,15 @@ fn main() {
         return one_rank(rank, &addresses, first.as_deref() == Some("dies"));
     }
     let devices = alone();
-    let size = first.map_or(devices.len(), |text| text.parse().expect("a number"));
-    assert!(
-        (2..=devices.len()).contains(&size),
-        "there are {} devices, 2 or more are needed",
-        devices.len()
-    );
+    let size = first.map_or(Ok(devices.len()), |text| text.parse());
+    let size = size.ok().filter(|size| (2..=devices.len()).contains(size));
+    let Some(size) = size else {
+        eprintln!(
+            "expected 2 ranks or more, and a device for each: there are {} devices, which `mlxcel doctor` tells more of",
+            devices.len()
+        );
+        std::process::exit(2);
+    };
     let checked = run(size, &devices, "checks");
     // MLX waits for ever for a rank that is gone.
     let is_mlx = std::env::var("MLXCEL_CUDA_RANKS").as_deref() == Ok("mlx");

@@ -13,6 +13,7 @@ use std::sync::OnceLock;
 use mlxcel_abi::{AbiError, Result, status};
 
 use crate::library::said;
+use crate::probe::not_started;
 
 pub(crate) use event::Event;
 pub(crate) use graph::Graph;
@@ -180,12 +181,15 @@ impl Driver {
                 .map_err(|error| format!("{NO_DRIVER}: {}", said(&error)))?;
             let driver = Driver::open(library).map_err(|error| {
                 format!(
-                    "NVIDIA's driver is too old for this backend: {}",
+                    "NVIDIA's driver is too old for this backend, update it: {}",
                     said(&error)
                 )
             })?;
             // SAFETY: the first call that the driver asks for.
-            unsafe { driver.init(0) }.map_err(|error| error.message)?;
+            let code = unsafe { (driver.init)(0) };
+            driver
+                .checked("cuInit", code)
+                .map_err(|error| not_started(code, &error.message))?;
             Ok(driver)
         });
         found

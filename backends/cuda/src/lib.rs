@@ -15,6 +15,7 @@ mod memory;
 mod native;
 mod probe;
 mod programs;
+mod providers;
 mod queue;
 
 use mlxcel_abi::backend::BackendTable;
@@ -34,7 +35,7 @@ embed_plugin_record! {
         version: env!("CARGO_PKG_VERSION"),
         vendor: "mlxcel",
         needs_minor: NEEDS_MINOR,
-        extra: ",\"mlx_version\":\"0.32.4\"",
+        extra: providers::EXTRA,
     }
 }
 

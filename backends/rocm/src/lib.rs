@@ -23,7 +23,7 @@ embed_plugin_record! {
         version: env!("CARGO_PKG_VERSION"),
         vendor: "mlxcel",
         needs_minor: NEEDS_MINOR,
-        extra: ",\"mlx_version\":\"0.32.4\"",
+        extra: r#","mlx_version":"0.32.4","providers":[{"name":"a plugin that was built without MLX's ROCm branch","libraries":["libmlx.so"],"get":"it cannot compute anyway: build it from source, see backends/rocm/README.md"},{"name":"AMD's ROCm","libraries":["libamdhip64.so.6","libamdhip64.so.7"],"symbols":["hip"],"get":"install it on the machine"}]"#,
     }
 }
 
