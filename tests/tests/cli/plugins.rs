@@ -476,6 +476,86 @@ fn a_backend_that_cannot_run_here_is_not_ready_and_says_why() {
     );
 }
 
+/// Of a backend that loads and finds nothing to compute on, verify and doctor say the same in their own words, and a command that
+/// names it says what to do.
+#[test]
+fn a_backend_without_a_device_is_told_alike_by_all() {
+    let mlxcel = Mlxcel::new();
+    let plugins = mlxcel.dir("plugins");
+    Healthy::Family.copy_to(&plugins).expect("copied");
+    let file = Healthy::Backend
+        .with_fault(&plugins, "score_zero")
+        .expect("written");
+    mlxcel.mock_model("model");
+    let mlxcel = mlxcel.with("MLXCEL_PLUGIN_PATH", &plugins);
+    let done = mlxcel.run(["doctor"]);
+    let told = done.stdout.lines().map(str::trim);
+    let told: Vec<&str> = told.filter(|line| line.starts_with("bad ")).collect();
+    insta::assert_snapshot!(told.join("\n"), @"bad mock 0.1.0: score 0, driver 550 found, 570 or newer needed; devices: host memory");
+    let done = mlxcel.run([Path::new("plugin"), Path::new("verify"), &file]);
+    insta::assert_snapshot!(done.show(), @r#"
+    exit 0
+    --- stdout
+    PLUGIN        VERSION  ABI  RESULT            FILE
+    backend/mock  0.1.0    1.4  ok, but not here  [home]/plugins/libmlxcel_backend_mock.so: score 0, driver 550 found, 570 or newer needed
+    --- stderr
+    this command asks whether a plugin can be loaded, `mlxcel doctor` whether it can compute here, which backend/mock cannot
+    "#);
+    for backend in ["mock", "other", ""] {
+        let done = mlxcel.run(["generate", "-m", "./model", "-p", "x", "--backend", backend]);
+        assert_eq!(done.code, Some(4), "{backend}");
+        let lines: Vec<&str> = done.stderr.lines().collect();
+        assert!(
+            lines.len() == 2 && lines[1].starts_with("hint: "),
+            "{lines:?}"
+        );
+        assert!(!lines[0].contains("--backend :"), "{lines:?}");
+    }
+}
+
+#[test]
+fn a_plugin_that_is_passed_over_is_not_bad() {
+    let mlxcel = Mlxcel::new().with_mock_plugins();
+    let user = mlxcel.dir(".local/share/mlxcel/plugins");
+    Healthy::Family.copy_to(&user).expect("copied");
+    let done = mlxcel.run(["doctor"]).expect_success();
+    let told = done.stdout.lines().filter(|line| line.contains(" mock "));
+    let told: Vec<&str> = told
+        .filter(|line| line.contains("architecture") || line.contains("shadowed"))
+        .collect();
+    insta::assert_snapshot!(told.join("\n"), @"
+    ok  mock 0.1.0: 1 architecture
+    -   mock 0.1.0: [home]/.local/share/mlxcel/plugins/libmlxcel_family_mock.so: shadowed by [home]/plugins/libmlxcel_family_mock.so
+    ");
+}
+
+#[test]
+fn folders_that_cannot_be_read_are_in_the_doctors_report() {
+    use std::os::unix::fs::PermissionsExt;
+    let mlxcel = Mlxcel::new().with_mock_plugins();
+    let closed = mlxcel.dir("plugins/mlxcel-backend-closed");
+    let set = |mode| std::fs::set_permissions(&closed, std::fs::Permissions::from_mode(mode));
+    set(0o000).expect("closed");
+    let done = doctor(&mlxcel);
+    // Nothing is closed to an administrator.
+    let is_open = std::fs::read_dir(&closed).is_ok();
+    set(0o700).expect("opened");
+    if is_open {
+        return;
+    }
+    let json = done.expect_success().json();
+    let places = json["places"].as_array().expect("array");
+    let told = places
+        .iter()
+        .filter_map(|place| place["unread"][0].as_str());
+    let told: Vec<&str> = told.collect();
+    assert!(
+        told.len() == 1 && told[0].contains("cannot be read"),
+        "{told:?}"
+    );
+    assert_eq!(json["problems"][0]["problem"], json!(told[0]));
+}
+
 #[test]
 fn the_real_plugins_are_ready() {
     let mlxcel = Mlxcel::new().with_real_plugins();

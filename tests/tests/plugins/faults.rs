@@ -76,7 +76,7 @@ fn refusal_of_patch(from: &[u8], to: &[u8]) -> String {
 
 #[test]
 fn a_library_it_needs_is_missing() {
-    insta::assert_snapshot!(refusal_of_patch(b"libgcc_s.so.1", b"libgcc_x.so.1"), @"link missing_library: needs libgcc_x.so.1, which is not installed: install it, or put it into the plugin's folder if the plugin looks there");
+    insta::assert_snapshot!(refusal_of_patch(b"libgcc_s.so.1", b"libgcc_x.so.1"), @"link missing_library: needs a library that is not installed: libgcc_x.so.1. Looked for where the system looks (LD_LIBRARY_PATH, ldconfig)");
 }
 
 #[test]
