@@ -210,6 +210,15 @@ impl State {
         };
         let most = self.most_shared_bytes;
         // SAFETY: shapes were checked, those of the pools by the caller; slots outside are skipped.
-        unsafe { self.launch(Text::Rows, turn.dtype, "rope_append", &shape, most, arguments) }
+        unsafe {
+            self.launch(
+                Text::Rows,
+                turn.dtype,
+                "rope_append",
+                &shape,
+                most,
+                arguments,
+            )
+        }
     }
 }
