@@ -24,7 +24,7 @@ pub struct Needed {
     pub runpath: Vec<String>,
 }
 
-/// What the file at `path` needs; `None` for what is no ELF library of 64 bits, or a damaged one: [`super::peek`] says why.
+/// What the file at `path` needs; `None` for what is no ELF library of 64 bits, or a damaged one: [`super::peek()`] says why.
 pub fn needed_libraries(path: &Path) -> Option<Needed> {
     // Opening anything else may wait for ever.
     if !path.metadata().ok()?.is_file() {
