@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::io;
 use std::net::TcpListener;
+use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
@@ -222,11 +223,46 @@ fn watch(rank: usize, id: u32, mut link: UnixStream, failure: &Failure, ready: &
     }
 }
 
-/// As many addresses on this machine as there are ranks. Nobody holds them; MLX takes them in a moment.
+/// Ports that no system gives out by itself, neither to who connects nor to who asks for any (Linux and macOS begin above).
+const QUIET_PORTS: Range<u16> = 20_000..32_768;
+/// Between where one process and the next begin to look for some.
+const PORTS_APART: usize = 16;
+
+/// As many addresses on this machine as there are ranks. Nobody holds them until the backend does, which takes seconds where devices are
+/// opened first: so they are where nobody comes by chance, and groups that start at the same time look in different places.
 fn free_addresses(size: usize) -> io::Result<Vec<String>> {
-    let listeners: Vec<TcpListener> = (0..size)
-        .map(|_| TcpListener::bind(("127.0.0.1", 0)))
-        .collect::<io::Result<_>>()?;
+    let count = QUIET_PORTS.len();
+    let first = std::process::id() as usize * PORTS_APART % count;
+    let quiet = QUIET_PORTS.cycle().skip(first).take(count);
+    let mut listeners: Vec<TcpListener> = quiet
+        .filter_map(|port| TcpListener::bind(("127.0.0.1", port)).ok())
+        .take(size)
+        .collect();
+    while listeners.len() < size {
+        listeners.push(TcpListener::bind(("127.0.0.1", 0))?);
+    }
     let address = |listener: &TcpListener| Ok(listener.local_addr()?.to_string());
     listeners.iter().map(address).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_are_where_nobody_comes_by_chance() {
+        let found = free_addresses(4).unwrap();
+        let ports: Vec<u16> = found
+            .iter()
+            .map(|at| at.rsplit_once(':').unwrap().1.parse().unwrap())
+            .collect();
+        for (i, port) in ports.iter().enumerate() {
+            assert!(!ports[..i].contains(port), "{found:?}");
+            assert!(QUIET_PORTS.contains(port), "{found:?}");
+        }
+        let taken = TcpListener::bind(found[0].as_str()).unwrap();
+        let others = free_addresses(4).unwrap();
+        assert!(!others.contains(&found[0]), "{others:?}");
+        drop(taken);
+    }
 }

@@ -4,10 +4,11 @@
 use mlxcel_abi::DType;
 use mlxcel_abi::kinds::{glu, quant as kind};
 
-use super::fused::{Around, Mlp, both, mlp_tolerance, names, project, projection_tolerances};
+use super::fused::{Around, Mlp, both, names, project, projection_tolerances};
 use super::layer::Layer;
 use super::quantization::spec;
 use super::suite::Suite;
+use super::tolerance::Tolerance;
 
 /// Rows, outputs and inputs, 64 Mi multiplications at least: more rows than one tile has and than several have; inputs that are no
 /// multiple of a long piece; outputs that leave rows of the result without an alignment.
@@ -60,9 +61,15 @@ pub(super) fn run(suite: &mut Suite<'_>) {
             kind: glu::SILU,
         };
         let case = format!("bf16 {around:?} {}", names(&forms));
-        let near = suite.rounded(mlp_tolerance(), |b| mlp.reach(b, &around));
+        let near = suite.rounded(wide_mlp(), |b| mlp.reach(b, &around));
         both(suite, "gated_mlp", case, near, |b, fused| {
             mlp.run(b, &around, fused)
         });
     }
+}
+
+/// 1.4 times that of the small blocks: the sums are longer (the root of 448 over 320), and the largest error is one of 172,800 (4.9
+/// standard deviations) in place of one of 7,680 (4.2).
+fn wide_mlp() -> Tolerance {
+    Tolerance::units(90.0, 12.0).floor(560.0)
 }
