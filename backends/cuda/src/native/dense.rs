@@ -51,8 +51,7 @@ impl State {
             alignment: Form::alignment_of(&[operands.x, operands.w, residual, out]),
         };
         let Some(way) = self.dense_way(&library, form)? else {
-            self.made.get_mut().retain(|made| *made != t);
-            device.release(t)?;
+            self.take_back(device, t)?;
             return Ok(None);
         };
         self.flush(device)?;
@@ -60,32 +59,56 @@ impl State {
             0 => 0,
             bytes => self.scratch(bytes)?,
         };
+        // What is held back comes first, and an error of it is not one of this product.
+        self.queue.submit()?;
         let multiply = |state: &Self| {
-            state.queue.submit()?;
             // SAFETY: the operands are of the form and have its alignment; the scratch is as large as the way says, and used by one
             // launch after another.
             unsafe { library.multiply(&way, &operands, workspace, state.queue.stream()) }
         };
-        if multiply(self).is_err() {
-            // Its kernels are loaded when they are first used, for which there may have been no memory.
+        let Err(error) = multiply(self) else {
+            return Ok(Some(t));
+        };
+        // Its kernels are loaded when they are first used, for which there may have been no memory.
+        if self.for_want_of_memory(error).code == status::RESOURCE_EXHAUSTED {
             self.pool.make_room(self.driver);
             multiply(self).map_err(|error| self.for_want_of_memory(error))?;
+            return Ok(Some(t));
         }
-        Ok(Some(t))
+        // A way that does not go is none. What is wrong with more than this product, MLX's says.
+        self.dense.ways.insert(form, None);
+        self.take_back(device, t)?;
+        Ok(None)
+    }
+
+    /// Releases what this call made and does not give after all.
+    fn take_back(&mut self, device: &Device<'_>, t: Tensor) -> Result<()> {
+        self.made.get_mut().retain(|made| *made != t);
+        device.release(t)
+    }
+
+    /// Whether the library is there.
+    pub(super) fn has_dense(&mut self, device: &Device<'_>) -> bool {
+        self.library(device).is_some()
     }
 
     /// The library, or none where it is not there, which is said once.
     fn library(&mut self, device: &Device<'_>) -> Option<Rc<Blas>> {
-        let driver = self.driver;
-        let open = || match Blas::open(driver) {
+        if let Some(known) = &self.dense.library {
+            return known.clone();
+        }
+        let found = match Blas::open(self.driver) {
             Ok(library) => Some(Rc::new(library)),
+            // There may be room for it the next time.
+            Err(error) if error.code == status::RESOURCE_EXHAUSTED => return None,
             Err(error) => {
                 let without = "MLX makes dense products of many rows";
                 device.note(&format!("{}: {without}", error.message));
                 None
             }
         };
-        self.dense.library.get_or_insert_with(open).clone()
+        self.dense.library = Some(found.clone());
+        found
     }
 
     fn dense_way(&mut self, library: &Blas, form: Form) -> Result<Option<Rc<Way>>> {

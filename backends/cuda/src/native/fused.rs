@@ -267,7 +267,8 @@ fn with_residual(
     let Some((x, rows)) = rows_of(&device, state, x)? else {
         return Ok(None);
     };
-    if residual.is_none() || state.keeps_rows_apart || !state.is_dense(w, rows) {
+    let takes = !residual.is_none() && !state.keeps_rows_apart && state.is_dense(w, rows);
+    if !takes || !state.has_dense(&device) {
         return Ok(None);
     }
     let none = InputNorm::default();

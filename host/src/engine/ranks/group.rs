@@ -1,6 +1,7 @@
 //! Rank 0's side: starts the others, orders steps, and notices their end.
 
 use std::collections::BTreeMap;
+use std::hash::{BuildHasher, RandomState};
 use std::io;
 use std::net::TcpListener;
 use std::ops::Range;
@@ -223,16 +224,16 @@ fn watch(rank: usize, id: u32, mut link: UnixStream, failure: &Failure, ready: &
     }
 }
 
-/// Ports that no system gives out by itself, neither to who connects nor to who asks for any (Linux and macOS begin above).
+/// Ports that systems do not give out by themselves, neither to who connects nor to who asks for any, unless they are told to (Linux and
+/// macOS begin above).
 const QUIET_PORTS: Range<u16> = 20_000..32_768;
-/// Between where one process and the next begin to look for some.
-const PORTS_APART: usize = 16;
 
 /// As many addresses on this machine as there are ranks. Nobody holds them until the backend does, which takes seconds where devices are
-/// opened first: so they are where nobody comes by chance, and groups that start at the same time look in different places.
+/// opened first: so they are where nobody comes by chance, and groups that start at the same time look in different places, which is
+/// why these follow from chance too and not from the process: in containers it often has the same number.
 fn free_addresses(size: usize) -> io::Result<Vec<String>> {
     let count = QUIET_PORTS.len();
-    let first = std::process::id() as usize * PORTS_APART % count;
+    let first = RandomState::new().hash_one(size) as usize % count;
     let quiet = QUIET_PORTS.cycle().skip(first).take(count);
     let mut listeners: Vec<TcpListener> = quiet
         .filter_map(|port| TcpListener::bind(("127.0.0.1", port)).ok())
