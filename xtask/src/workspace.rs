@@ -1,6 +1,7 @@
 //! The workspace as `cargo metadata` describes it: where things are, which crates there are, who depends on whom.
 
 use std::collections::BTreeMap;
+use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
@@ -58,23 +59,22 @@ impl Workspace {
     }
 
     /// What a package is made from, for its README and for the time of its files.
-    pub fn origin(&self) -> Origin {
+    pub fn origin(&self) -> Result<Origin, Error> {
+        let asked = time_asked_for(std::env::var_os("SOURCE_DATE_EPOCH"))?;
         let git = |args: &[&str]| {
             let outcome = Run::new("git").args(args).dir(&self.root).capture().ok()?;
             let answer = outcome.stdout.trim().to_owned();
             outcome.status.success().then_some(answer)
         };
-        let changed = git(&["status", "--porcelain", "--untracked-files=no"])
+        // A source that nobody added is compiled as well as one that was changed.
+        let changed = git(&["status", "--porcelain", "--untracked-files=normal"])
             .is_some_and(|list| !list.is_empty());
-        let asked = std::env::var("SOURCE_DATE_EPOCH").ok();
-        Origin {
+        let of_commit = || git(&["log", "-1", "--format=%ct"])?.parse().ok();
+        Ok(Origin {
             commit: git(&["rev-parse", "HEAD"]),
             changed,
-            time: asked
-                .or_else(|| git(&["log", "-1", "--format=%ct"]))
-                .and_then(|seconds| seconds.trim().parse().ok())
-                .unwrap_or(WITHOUT_A_COMMIT),
-        }
+            time: asked.or_else(of_commit).unwrap_or(WITHOUT_A_COMMIT),
+        })
     }
 
     pub fn relative<'a>(&self, path: &'a Path) -> &'a Path {
@@ -87,7 +87,7 @@ impl Workspace {
 pub struct Origin {
     /// None where the tree is no clone.
     pub commit: Option<String>,
-    /// Whether files differ from it.
+    /// Whether files differ from it, or are not in it and not ignored.
     pub changed: bool,
     /// Of the commit, or `SOURCE_DATE_EPOCH`; seconds since 1970.
     pub time: u64,
@@ -108,6 +108,20 @@ impl Origin {
 
 /// 1980-01-01: archives made of a tree without history agree too.
 const WITHOUT_A_COMMIT: u64 = 315_532_800;
+
+/// What `SOURCE_DATE_EPOCH` says; empty counts as not set.
+fn time_asked_for(value: Option<OsString>) -> Result<Option<u64>, Error> {
+    let Some(value) = value.filter(|value| !value.is_empty()) else {
+        return Ok(None);
+    };
+    let seconds = value.to_str().and_then(|text| text.trim().parse().ok());
+    seconds.map(Some).ok_or_else(|| {
+        Error::Refused(format!(
+            "SOURCE_DATE_EPOCH: expected whole seconds since 1970, found `{}`; unset it to have the commit's time",
+            value.to_string_lossy()
+        ))
+    })
+}
 
 /// `cargo run` tells where this crate is; without it, the first folder upwards that holds the pins.
 fn find_root() -> Result<PathBuf, Error> {
@@ -251,5 +265,50 @@ mod tests {
         assert_eq!(package.cdylib(), Some("a_lib"));
         assert_eq!(package.folder(Path::new("/w")), "families/a");
         assert!(metadata.by_id().contains_key("a 1"));
+    }
+
+    #[test]
+    fn a_time_that_cannot_be_read_is_no_other_time() {
+        let asked = |text: &str| time_asked_for(Some(text.into()));
+        assert_eq!(time_asked_for(None).expect("not set"), None);
+        assert_eq!(asked("").expect("empty"), None);
+        assert_eq!(asked("1700000000").expect("is one"), Some(1_700_000_000));
+        for text in ["yesterday", "-1", "1.5", "2026-11-30"] {
+            let error = asked(text).expect_err("is none").to_string();
+            assert!(
+                error.contains(text) && error.contains("SOURCE_DATE_EPOCH"),
+                "{error}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_file_that_is_not_in_the_commit_is_a_change_unless_it_is_ignored() {
+        let root = std::env::temp_dir().join(format!("xtask-origin-{}", std::process::id()));
+        std::fs::create_dir_all(&root).expect("creates");
+        let write = |name: &str| std::fs::write(root.join(name), "target\n").expect("writes");
+        let git = |args: &[&str]| {
+            let run = Run::new("git").args(["-c", "user.name=a", "-c", "user.email=a@b"]);
+            let run = run.args(["-c", "commit.gpgsign=false"]).args(args);
+            run.dir(&root)
+                .capture()
+                .expect("is run")
+                .ok()
+                .expect("is done");
+        };
+        let workspace = Workspace {
+            root: root.clone(),
+            target: root.join("target"),
+        };
+        let changed = || workspace.origin().expect("is found").changed;
+        git(&["init", "-q"]);
+        write(".gitignore");
+        git(&["add", ".gitignore"]);
+        git(&["commit", "-q", "-m", "one"]);
+        write("target");
+        assert!(!changed());
+        write("new.rs");
+        assert!(changed());
+        std::fs::remove_dir_all(&root).expect("removes");
     }
 }

@@ -139,14 +139,27 @@ def has_mlx_lm():
     return done.returncode == 0
 
 
+def missing_tools():
+    """What llama.cpp is built with; CMake looks for nvcc in more places than the path."""
+    missing = [] if shutil.which("cmake") else ["cmake"]
+    if not any(shutil.which(name) for name in ("ninja", "ninja-build", "samu")):
+        missing.append("ninja")
+    homes = [os.environ.get(name) for name in ("CUDAToolkit_ROOT", "CUDA_PATH", "CUDA_HOME")] + ["/usr/local/cuda"]
+    places = [os.path.join(home, "bin", "nvcc") for home in homes if home]
+    if not any(shutil.which(place) for place in ("nvcc", os.environ.get("CUDACXX") or "nvcc", *places)):
+        missing.append("nvcc")
+    return missing
+
+
 def can_build_llama(steps, folder):
     sources = os.environ.get("LLAMA_CPP", "")
     if sources and "prepare" in steps:
         if not os.path.exists(os.path.join(sources, "CMakeLists.txt")):
             sys.exit(f"LLAMA_CPP is {sources}, which has no CMakeLists.txt: expected the folder of llama.cpp's sources")
-        if shutil.which("cmake"):
+        missing = missing_tools()
+        if not missing:
             return True
-        tell("llama.cpp will not be built: LLAMA_CPP names its sources, and there is no cmake on the path")
+        tell(f"llama.cpp will not be built: LLAMA_CPP names its sources, and there is no {' and no '.join(missing)} on the path")
     if "measure" in steps and not os.path.exists(os.path.join(folder, "llama.cpp", "bin", "llama-bench")):
         tell(f"llama.cpp will not be measured: it was not built in {folder}, which `LLAMA_CPP=SOURCES sh run.sh {folder} prepare` does")
     return False

@@ -2,7 +2,7 @@
 """Speed of mlx-lm for one checkpoint: mlx_lm_speed.py FOLDER [--seconds S] [--prompts N,..] [--streams N,..] [--times N] [--out FILE].
 
 Ends after S seconds (90), with what it has until then. Its first prompt and first tokens make MLX compile kernels, which takes longer than all that
-is timed; so each step is told as it ends. The tokenizer is not loaded: prompts are random tokens, and answers are as long as they are asked for.
+is timed; so each step is told as it ends. Ends with 0 where the time is over, with 1 where something failed. The tokenizer is not loaded: prompts are random tokens, and answers are as long as they are asked for.
 Streams are rows of one batch. FILE gets the rates by name, as `{"pp512": [mean, deviation], "tg128 x8": ...}`, and is complete after every line.
 """
 
@@ -37,14 +37,14 @@ def arguments():
 def main(asked):
     began = time.perf_counter()
     name = os.path.basename(os.path.normpath(asked.folder))
-    rates = {}
+    rates, failed = {}, []
 
     def tell(what):
         print(f"mlx-lm, {name}: {what}, after {time.perf_counter() - began:.1f} s", flush=True)
 
     def end(*_):
         tell(f"not done within its {asked.seconds} s")
-        os._exit(1)
+        os._exit(1 if failed else 0)
 
     signal.signal(signal.SIGALRM, end)
     signal.alarm(asked.seconds)
@@ -100,6 +100,7 @@ def main(asked):
             found = [once() for _ in range(asked.times)]
         except (RuntimeError, ValueError) as error:
             tell(f"{what} failed: {error}")
+            failed.append(what)
             return
         rates[what] = [statistics.mean(found), statistics.stdev(found) if len(found) > 1 else 0.0]
         tell(f"{what} {rates[what][0]:.1f} ± {rates[what][1]:.1f} tokens/s")
@@ -113,6 +114,8 @@ def main(asked):
     for length in asked.prompts:
         timed(f"pp{length}", lambda: prompt(length)[0])
     print(json.dumps(rates))
+    if failed:
+        raise SystemExit(f"mlx-lm, {name}: not measured: {', '.join(failed)}")
 
 
 if __name__ == "__main__":

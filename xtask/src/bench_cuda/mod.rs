@@ -72,8 +72,8 @@ pub fn run(workspace: &Workspace, backend: Backend) -> Result<PathBuf, Error> {
     };
     // What stands in the way of it is found before anything is built or removed.
     let plan = plugins::plan(workspace, &request)?;
+    let origin = workspace.origin()?;
     let product = Product::begin(&workspace.target.join("bench-cuda"), NAME)?;
-    let origin = workspace.origin();
     let built = plan.build()?;
     build_conformance(workspace, &plan)?;
     let folder = product.folder();

@@ -20,7 +20,8 @@ Environment:
   CUDA_VISIBLE_DEVICES     which devices are used, as ever; one is measured, the first
 
 Uses the python3 on the path for random checkpoints, and for mlx-lm where that is installed. The exit status is 0 where all was done and right,
-1 where something was not, 2 where the command is wrong. README.txt says what is needed and how long it takes.
+1 where something was not (mlx-lm may run out of its seconds, and counts as done), 2 where the command is wrong. README.txt says what is needed and
+how long it takes.
 END
 }
 refuse() {
@@ -143,6 +144,18 @@ no_llama() {
     why=$(grep -m1 -i -e error -e 'not found' -e 'no such' -e 'unable to' "$log" || tail -n1 "$log")
     echo "llama.cpp was not built, so it is not measured: $why; all that was said is in $log" >&2
 }
+# What compiles beside other work, by process: a subshell cannot call `fail` for this one.
+building='' compiling=''
+compiled() {
+    [ -z "$compiling" ] || wait "$compiling" || fail "compiling for mlx-lm ($work/mlx-lm-compiling.txt)"
+    compiling=
+}
+# Nothing is timed beside what compiles.
+all_compiled() {
+    compiled
+    [ -z "$building" ] || wait "$building" || fail "building llama.cpp"
+    building=
+}
 
 # Compiling takes mlx-lm longer than all that is timed, so it compiles in `prepare` what it needs in `measure`.
 mlx_lm() { # checkpoint, arguments
@@ -161,25 +174,40 @@ if does prepare; then
     done
     if [ "$builds_llama" = yes ]; then
         if configure_llama >"$work/llama.cpp.log" 2>&1; then
-            (build_llama >>"$work/llama.cpp.log" 2>&1 || no_llama) &
+            (build_llama >>"$work/llama.cpp.log" 2>&1 || {
+                no_llama
+                exit 1
+            }) &
+            building=$!
             for case in $cases; do
                 python3 "$here/gguf_checkpoint.py" "${case%-*}" "${case##*-}" "$work/$case.gguf" &
                 made="$made $!:$case.gguf"
             done
         else
             no_llama
+            fail "building llama.cpp"
         fi
+    elif [ -n "${LLAMA_CPP:-}" ]; then
+        # What it lacks was said above.
+        fail "building llama.cpp"
     fi
     for process in $made; do
         wait "${process%%:*}" || stop "the checkpoint ${process#*:} was not written, so nothing else was done"
     done
-    for case in $cases; do
-        mlx_lm "$case" --seconds 100 --times 1 --streams 1,8,32,64 --prompts 512,4096
-    done >"$work/mlx-lm-compiling.txt" 2>&1 &
+    compile_mlx_lm() {
+        status=0
+        for case in $cases; do
+            mlx_lm "$case" --seconds 100 --times 1 --streams 1,8,32,64 --prompts 512,4096 || status=1
+        done
+        return $status
+    }
+    compile_mlx_lm >"$work/mlx-lm-compiling.txt" 2>&1 &
+    compiling=$!
     # The one device that there may be is timed next, and filled up after that.
-    [ "$devices" -gt 1 ] || wait $!
+    [ "$devices" -gt 1 ] || compiled
 fi
 if does kernels; then
+    all_compiled
     python3 "$here/kernels.py" "$here/kernels" || fail kernels.py
     python3 "$here/mixture.py" "$here/kernels" || fail mixture.py
 fi
@@ -196,8 +224,7 @@ if does check; then
         done
     fi
 fi
-# Nothing is timed beside what compiles.
-wait
+all_compiled
 
 ours() { # checkpoint, name of the options or nothing, arguments
     case=$1 name=$2
@@ -218,11 +245,17 @@ if does measure; then
         done
     fi
     measure_mlx_lm() {
+        status=0
         for case in $cases; do
-            mlx_lm "$case" --seconds "${MLX_LM_SECONDS:-90}" --streams 1,8,32,64 --prompts 512,4096 --out "$results/$case.mlx-lm.json"
+            mlx_lm "$case" --seconds "${MLX_LM_SECONDS:-90}" --streams 1,8,32,64 --prompts 512,4096 --out "$results/$case.mlx-lm.json" || status=1
         done
+        return $status
     }
-    [ "$devices" -gt 1 ] && measure_mlx_lm >"$work/mlx-lm.txt" 2>&1 &
+    measuring=
+    if [ "$devices" -gt 1 ]; then
+        measure_mlx_lm >"$work/mlx-lm.txt" 2>&1 &
+        measuring=$!
+    fi
     # One device, as on a machine that has no other. The first process on a machine is slower than those after it.
     export CUDA_VISIBLE_DEVICES="$first"
     before=$failed
@@ -233,15 +266,19 @@ if does measure; then
         if [ -x "$llama/llama-bench" ] && [ -e "$work/$case.gguf" ]; then
             "$llama/llama-bench" -m "$work/$case.gguf" -ngl 99 -fa 1 -p 512,4096 -n 128 -r 3 -o json >"$results/$case.llama.json" ||
                 fail "llama-bench of $case"
-            "$llama/llama-batched-bench" -m "$work/$case.gguf" -ngl 99 -fa on -npp 16 -ntg 128 -npl 8,32,64 -c 16384 --output-format jsonl |
-                grep '^{' >"$results/$case.llama.jsonl" || fail "llama-batched-bench of $case"
+            "$llama/llama-batched-bench" -m "$work/$case.gguf" -ngl 99 -fa on -npp 16 -ntg 128 -npl 8,32,64 -c 16384 --output-format jsonl \
+                >"$work/llama-batched-bench.txt" || fail "llama-batched-bench of $case"
+            grep '^{' "$work/llama-batched-bench.txt" >"$results/$case.llama.jsonl" || fail "lines of llama-batched-bench of $case"
         fi
     done 2>"$work/measure.log"
     [ "$failed" = "$before" ] || tail -20 "$work/measure.log" >&2
     ours llama8b-4 .lookahead --lookahead on -p 512 -n 128 -b 1,32 -r 2
     ours llama8b-4 .deterministic --deterministic -p 512 -n 128 -b 1,8 -r 2
-    wait
-    [ "$devices" -gt 1 ] || measure_mlx_lm >"$work/mlx-lm.txt" 2>&1
+    if [ -n "$measuring" ]; then
+        wait "$measuring"
+    else
+        measure_mlx_lm >"$work/mlx-lm.txt" 2>&1
+    fi || fail "mlx_lm_speed.py ($work/mlx-lm.txt)"
     cat "$work/mlx-lm.txt"
     python3 "$here/table.py" "$results" || fail table.py
 fi

@@ -31,6 +31,22 @@ with open(os.environ["LOG"], "a") as log:
 sys.exit(1 if name == os.environ.get("FAILS") else 0)
 "#;
 
+const ENDLESS_ROOM: &str =
+    "import shutil\nshutil.disk_usage = lambda _: shutil._ntuple_diskusage(0, 0, 0)\n";
+/// Slow enough for what does not wait for it to come first.
+const CMAKE: &str = r#"#!/bin/sh
+case $1 in
+-S) [ "$FAILS" != configure ] || { echo "CMake Error: no compiler"; exit 1; } ;;
+--build) sleep 0.5; echo "llama.cpp built" >>"$LOG"; [ "$FAILS" != build ] || { echo "error: no"; exit 1; } ;;
+esac
+"#;
+/// Says what it measured until then, and fails.
+const BATCHED_BENCH: &str = r#"#!/bin/sh
+echo "some words"
+echo '{"pl": 8, "tg": 128, "speed_tg": 1.0}'
+exit 1
+"#;
+
 /// A bundle with stand-ins, and a folder with what looks like checkpoints.
 struct Bundle {
     home: PathBuf,
@@ -67,20 +83,59 @@ impl Bundle {
         Self { home }
     }
 
+    /// What `prepare` needs: modules, room on the disk, llama.cpp's sources and what builds them.
+    fn can_prepare(&self) {
+        for name in ["torch", "safetensors"] {
+            let module = self.home.join("modules").join(name);
+            fs::create_dir_all(&module).expect("created");
+            fs::write(module.join("__init__.py"), "").expect("written");
+        }
+        fs::write(self.home.join("modules/sitecustomize.py"), ENDLESS_ROOM).expect("written");
+        fs::create_dir_all(self.home.join("sources")).expect("created");
+        fs::write(self.home.join("sources/CMakeLists.txt"), "").expect("written");
+        self.program("tools/cmake", CMAKE);
+        self.program("tools/ninja", "#!/bin/sh\n");
+        self.program("tools/nvcc", "#!/bin/sh\n");
+    }
+
+    fn program(&self, name: &str, text: &str) {
+        let path = self.home.join(name);
+        fs::create_dir_all(path.parent().expect("is inside")).expect("created");
+        fs::write(&path, text).expect("written");
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).expect("is executable");
+    }
+
+    /// With llama.cpp's sources named.
+    fn prepare(&self, further: &[&str], fails: &str) -> Output {
+        let mut command = self.command(fails);
+        command.args(["work", "prepare"]).args(further);
+        command.env("LLAMA_CPP", self.home.join("sources"));
+        command.output().expect("is run")
+    }
+
     fn run(&self, arguments: &[&str], fails: &str) -> Output {
-        Command::new("sh")
+        let mut command = self.command(fails);
+        command.args(arguments).output().expect("is run")
+    }
+
+    fn command(&self, fails: &str) -> Command {
+        let path = std::env::var("PATH").unwrap_or_default();
+        let mut command = Command::new("sh");
+        command
             .arg(self.home.join("bundle/run.sh"))
-            .args(arguments)
             .current_dir(&self.home)
+            .env(
+                "PATH",
+                format!("{}:{path}", self.home.join("tools").display()),
+            )
             .env("LOG", self.home.join("log"))
             .env("FAILS", fails)
             .env("PYTHONPATH", self.home.join("modules"))
             .env("MLXCEL_PLUGIN_PATH", "/elsewhere")
             .env_remove("CUDA_VISIBLE_DEVICES")
             .env_remove("LLAMA_CPP")
-            .env_remove("SPLIT_MODEL")
-            .output()
-            .expect("is run")
+            .env_remove("SPLIT_MODEL");
+        command
     }
 
     /// How the programs were started, one a line.
@@ -260,4 +315,110 @@ fn a_table_of_nothing_or_of_errors_says_so() {
     )
     .expect("written");
     assert!(table("results").1.contains("| 1,000, missed |"));
+}
+
+#[test]
+fn a_peer_that_fails_is_a_run_that_was_not_as_it_should_be() {
+    for doctor in [
+        USABLE.to_owned(),
+        USABLE.replace(r#", {"name": "cuda:1"}"#, ""),
+    ] {
+        let bundle = Bundle::new("peer", &doctor);
+        let (code, stdout, stderr) = said(&bundle.run(&["work", "measure"], "mlx_lm_speed.py"));
+        assert_eq!(code, Some(1), "{stdout}{stderr}");
+        let last = stderr.lines().last().unwrap_or_default();
+        assert!(
+            last.contains("not as it should be: mlx_lm_speed.py"),
+            "{stderr}"
+        );
+        // The table comes all the same.
+        assert!(stdout.contains("commit 0123456789ab"), "{stdout}");
+    }
+}
+
+#[test]
+fn a_llama_bench_that_fails_after_its_first_lines_has_failed() {
+    let bundle = Bundle::new("llama", USABLE);
+    bundle.program("work/llama.cpp/bin/llama-bench", "#!/bin/sh\necho '[]'\n");
+    bundle.program("work/llama.cpp/bin/llama-batched-bench", BATCHED_BENCH);
+    fs::write(bundle.home.join("work/smollm2-4.gguf"), "").expect("written");
+    let (code, stdout, stderr) = said(&bundle.run(&["work", "measure"], ""));
+    assert_eq!(code, Some(1), "{stdout}{stderr}");
+    assert!(
+        stderr.ends_with("not as it should be: llama-batched-bench of smollm2-4\n"),
+        "{stderr}"
+    );
+    let lines = bundle.home.join("work/results/smollm2-4.llama.jsonl");
+    let lines = fs::read_to_string(lines).expect("is there");
+    assert_eq!(lines, "{\"pl\": 8, \"tg\": 128, \"speed_tg\": 1.0}\n");
+}
+
+#[test]
+fn what_does_not_compile_for_a_peer_fails_the_run_and_keeps_the_rest() {
+    for (fails, expected) in [
+        ("", None),
+        ("configure", Some("building llama.cpp")),
+        ("build", Some("building llama.cpp")),
+        ("mlx_lm_speed.py", Some("compiling for mlx-lm")),
+    ] {
+        let bundle = Bundle::new("prepare", USABLE);
+        bundle.can_prepare();
+        let (code, stdout, stderr) = said(&bundle.prepare(&["check"], fails));
+        assert_eq!(
+            code,
+            Some(i32::from(expected.is_some())),
+            "{fails}: {stdout}{stderr}"
+        );
+        let last = stderr.lines().last().unwrap_or_default();
+        let tells = |what| last.starts_with(&format!("run.sh: not as it should be: {what}"));
+        assert!(expected.is_none_or(tells), "{fails}: {stderr}");
+        let log = bundle.log();
+        assert!(
+            log.iter().any(|line| line.starts_with("faults.py")),
+            "{log:?}"
+        );
+    }
+}
+
+#[test]
+fn kernels_are_timed_when_nothing_compiles_any_more() {
+    let bundle = Bundle::new("order", USABLE);
+    bundle.can_prepare();
+    let (code, stdout, stderr) = said(&bundle.prepare(&["kernels"], ""));
+    assert_eq!(code, Some(0), "{stdout}{stderr}");
+    let log = bundle.log();
+    let last = |what: &str| log.iter().rposition(|line| line.starts_with(what));
+    let kernels = last("kernels.py").expect("was run");
+    for compiles in ["llama.cpp built", "mlx_lm_speed.py"] {
+        assert!(last(compiles).is_some_and(|at| at < kernels), "{log:?}");
+    }
+}
+
+#[test]
+fn what_llama_cpp_cannot_be_built_without_is_told_before_a_checkpoint_is_written() {
+    let bundle = Bundle::new("tools", USABLE);
+    bundle.can_prepare();
+    // A path with nothing to build with, so that the interpreter has to be named in full.
+    let interpreter = Command::new("python3")
+        .args(["-c", "import sys; print(sys.executable)"])
+        .output();
+    let interpreter = said(&interpreter.expect("is run")).1;
+    let tools = bundle.home.join("few");
+    fs::create_dir_all(&tools).expect("created");
+    std::os::unix::fs::symlink("/bin/cat", tools.join("cat")).expect("linked");
+    let output = Command::new(interpreter.trim())
+        .args(["bundle/machine.py", "bundle", "work", "prepare"])
+        .current_dir(&bundle.home)
+        .env("PATH", &tools)
+        .env("LOG", bundle.home.join("log"))
+        .env("PYTHONPATH", bundle.home.join("modules"))
+        .env("LLAMA_CPP", bundle.home.join("sources"))
+        .output();
+    let (code, stdout, stderr) = said(&output.expect("is run"));
+    assert_eq!(code, Some(0), "{stdout}{stderr}");
+    assert!(
+        stderr.contains("there is no cmake and no ninja"),
+        "{stderr}"
+    );
+    assert!(stdout.trim_end().ends_with(" no"), "{stdout}");
 }

@@ -49,8 +49,8 @@ pub fn run(workspace: &Workspace, backends: &[Backend], alone: bool) -> Result<P
     let name = name(alone, &host.version, &platform(), backends);
     // What stands in the way of it is found before anything is built or removed.
     let plan = plugins::plan(workspace, &request)?;
+    let origin = workspace.origin()?;
     let product = Product::begin(&workspace.target.join("dist"), &name)?;
-    let origin = workspace.origin();
     let built = plan.build()?;
     let folder = product.folder();
     let plugins = if alone {
