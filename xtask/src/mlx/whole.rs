@@ -2,9 +2,10 @@
 //!
 //! A library that was cut, changed or lost its neighbours compiles and links all the same, and would be shipped.
 
+use std::collections::BTreeSet;
 use std::path::Path;
 
-use super::tree;
+use super::{MlxTree, tree};
 use crate::error::Error;
 use crate::fetch::digest;
 
@@ -68,10 +69,33 @@ pub fn problem(root: &Path, depth: Depth) -> Option<String> {
         Ok(found) => Some(format!("{name}: expected sha256 {sum}, found {found}")),
         Err(error) => Some(format!("{name}: {error}")),
     };
-    entries.iter().find_map(of_size).or_else(|| match depth {
-        Depth::Sizes => None,
-        Depth::Contents => entries.iter().find_map(of_content),
-    })
+    entries
+        .iter()
+        .find_map(of_size)
+        .or_else(|| stranger(root, &entries))
+        .or_else(|| match depth {
+            Depth::Sizes => None,
+            Depth::Contents => entries.iter().find_map(of_content),
+        })
+}
+
+/// A file that was not installed and would go into a package: files are packed where the wheel has them.
+fn stranger(root: &Path, entries: &[(&str, u64, &str)]) -> Option<String> {
+    let installed: BTreeSet<&Path> = entries.iter().map(|(_, _, name)| Path::new(name)).collect();
+    let tree = MlxTree {
+        root: root.to_path_buf(),
+    };
+    let packed = match tree.runtime_files() {
+        Ok(packed) => packed,
+        Err(error) => return Some(error.to_string()),
+    };
+    let stranger = packed
+        .iter()
+        .find(|file| !installed.contains(file.placed.as_path()))?;
+    Some(format!(
+        "{}: it was not installed, and would be packed",
+        stranger.placed.display()
+    ))
 }
 
 fn entry(line: &str) -> Option<(&str, u64, &str)> {
@@ -99,6 +123,7 @@ mod tests {
             std::fs::create_dir_all(path.parent().expect("is inside")).expect("creates");
             std::fs::write(path, text).expect("writes");
         }
+        crate::mlx::link_short_names(&root).expect("links");
         record(&root).expect("records");
         root
     }
@@ -132,6 +157,28 @@ mod tests {
             assert!(found.contains(folder), "{found}");
             std::fs::remove_dir_all(&root).expect("removes");
         }
+    }
+
+    #[test]
+    fn a_file_more_is_seen_where_it_would_be_packed() {
+        let root = installed("more");
+        std::fs::write(root.join("notes.txt"), "x").expect("writes");
+        assert_eq!(problem(&root, Depth::Contents), None);
+        for name in [
+            "mlx/lib/libmlx.so.1",
+            "mlx_cpu.libs/libstranger.so",
+            "mlx_other.libs/libstranger.so",
+            "mlx/include/cccl/deep/stranger.h",
+        ] {
+            let path = root.join(name);
+            std::fs::create_dir_all(path.parent().expect("is inside")).expect("creates");
+            std::fs::write(&path, "x").expect("writes");
+            let found = problem(&root, Depth::Sizes).expect("is seen");
+            assert!(found.contains(name), "{found}");
+            std::fs::remove_file(&path).expect("removes");
+        }
+        assert_eq!(problem(&root, Depth::Contents), None);
+        std::fs::remove_dir_all(&root).expect("removes");
     }
 
     #[test]

@@ -51,9 +51,10 @@ pub fn check(library: &Path, package: &Path) -> Result<(), Error> {
     })
 }
 
-/// A driver's library is on machines with the device only; the host reports it when the backend is probed.
-fn comes_with_the_driver(name: &str) -> bool {
-    let vendor = [
+/// NVIDIA's libraries are expected on the machine, `libcuda` with its driver and the others with its packages; the machine that builds
+/// needs none of them. The host reports what is missing when the backend is probed.
+fn is_nvidias(name: &str) -> bool {
+    let stems = [
         "libcuda.",
         "libnccl.",
         "libcublas",
@@ -65,7 +66,7 @@ fn comes_with_the_driver(name: &str) -> bool {
         "libcudnn",
         "libcudart",
     ];
-    vendor.iter().any(|prefix| name.starts_with(prefix))
+    stems.iter().any(|prefix| name.starts_with(prefix))
 }
 
 fn problems(report: &str, is_inside: impl Fn(&Path) -> bool) -> Vec<String> {
@@ -75,7 +76,7 @@ fn problems(report: &str, is_inside: impl Fn(&Path) -> bool) -> Vec<String> {
             continue;
         };
         if place.starts_with("not found") {
-            if !comes_with_the_driver(name) {
+            if !is_nvidias(name) {
                 found.push(format!("{name} is not found"));
             }
             continue;
@@ -113,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn missing_libraries_are_named_except_a_driver() {
+    fn missing_libraries_are_named_except_nvidias() {
         let report = "\tlibblas-1.so.3 => not found\n\tlibcuda.so.1 => not found\n\tlibcusparse.so.12 => not found\n";
         assert_eq!(problems(report, |_| true), ["libblas-1.so.3 is not found"]);
     }
