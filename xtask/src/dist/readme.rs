@@ -122,6 +122,19 @@ fn needed(plugin: &Built, tree: &MlxTree) -> Result<Vec<String>, Error> {
     library::needed_from_the_machine(&libraries)
 }
 
+/// The package of the CUDA run time, whose headers MLX compiles kernels with: not every wheel asks for it. It is of NVRTC's version, since
+/// NVRTC reads them.
+fn headers(packages: &[String]) -> Option<String> {
+    let (compiler, run_time) = ("nvidia-cuda-nvrtc", "nvidia-cuda-runtime");
+    if packages.iter().any(|name| name.starts_with(run_time)) {
+        return None;
+    }
+    let version = packages
+        .iter()
+        .find_map(|name| name.strip_prefix(compiler))?;
+    Some(format!("{run_time}{version}"))
+}
+
 fn requirements(backend: Backend, place: &Path, needed: &[String], packages: &[String]) -> String {
     let name = backend.name();
     let mut text = format!("\nWhat the {name} backend must find on the machine\n");
@@ -156,7 +169,12 @@ fn requirements(backend: Backend, place: &Path, needed: &[String], packages: &[S
         );
     }
     if backend.is_cuda() && !packages.is_empty() {
-        let quoted: Vec<String> = packages.iter().map(|name| format!("'{name}'")).collect();
+        let headers = headers(packages);
+        let quoted: Vec<String> = packages
+            .iter()
+            .chain(&headers)
+            .map(|name| format!("'{name}'"))
+            .collect();
         let _ = write!(
             text,
             "\n  They are looked for in a folder `nvidia` beside `mlx` in the plugin's folder, then on the loader's path. With pip:\n    \
@@ -193,6 +211,23 @@ mod tests {
         ] {
             assert!(text.contains(part), "{part}: {text}");
         }
+    }
+
+    #[test]
+    fn headers_of_the_run_time_are_named_where_the_wheel_does_not_ask_for_them() {
+        let cuda12 = strings(&[
+            "nvidia-cublas-cu12==12.9.*",
+            "nvidia-cuda-nvrtc-cu12==12.9.*",
+        ]);
+        let place = Path::new("mlxcel-backend-cuda");
+        let needed = strings(&["libcublasLt.so.12"]);
+        let text = requirements(Backend::Cuda12, place, &needed, &cuda12);
+        assert!(
+            text.contains("'nvidia-cuda-nvrtc-cu12==12.9.*' 'nvidia-cuda-runtime-cu12==12.9.*'\n"),
+            "{text}"
+        );
+        let cuda13 = strings(&["nvidia-cuda-nvrtc==13.*", "nvidia-cuda-runtime==13.*"]);
+        assert_eq!(headers(&cuda13), None);
     }
 
     #[test]

@@ -79,7 +79,11 @@ const PARTS: [Part; 7] = [
     },
 ];
 
-/// Compiled into MLX's own library by its build: name, licence, holders, source.
+/// MLX's copy of PocketFFT, which begins with its notices.
+const POCKETFFT: &str = "include/mlx/3rdparty/pocketfft.h";
+
+/// Compiled into MLX's own library by its build: name, licence, holders, source. As far as its build files and the names in the library
+/// tell; nobody gives out a list.
 const INSIDE: [[&str; 4]; 4] = [
     [
         "fmt",
@@ -102,11 +106,37 @@ const INSIDE: [[&str; 4]; 4] = [
     [
         "PocketFFT",
         "BSD-3-Clause",
-        "2010 - 2018 Max-Planck-Society",
+        "2010-2022 Max-Planck-Society\nCopyright (c) 2019-2020 Peter Bell\n\nFor the odd-sized DCT-IV transforms:\n\
+         Copyright (c) 2003, 2007-14 Matteo Frigo\nCopyright (c) 2003, 2007-14 Massachusetts Institute of Technology\n\n\
+         All rights reserved.",
         "https://gitlab.mpcdf.mpg.de/mtr/pocketfft",
     ],
 ];
-const INSIDE_CUDA: [[&str; 4]; 2] = [
+const INSIDE_CUDA: [[&str; 4]; 6] = [
+    [
+        "NVTX",
+        "Apache-2.0 WITH LLVM-exception",
+        NVIDIA,
+        "https://github.com/NVIDIA/NVTX",
+    ],
+    [
+        "Thrust, of CCCL",
+        "Apache-2.0",
+        NVIDIA,
+        "https://github.com/NVIDIA/cccl",
+    ],
+    [
+        "CUB, of CCCL",
+        "BSD-3-Clause",
+        "2010-2011 Duane Merrill. All rights reserved.\nCopyright (c) NVIDIA CORPORATION. All rights reserved.",
+        "https://github.com/NVIDIA/cccl",
+    ],
+    [
+        "CUTLASS",
+        "BSD-3-Clause",
+        NVIDIA,
+        "https://github.com/NVIDIA/cutlass",
+    ],
     [
         "cuDNN frontend",
         "MIT",
@@ -120,6 +150,14 @@ const INSIDE_CUDA: [[&str; 4]; 2] = [
         "https://developer.nvidia.com/cuda-toolkit",
     ],
 ];
+
+/// Of every build for macOS.
+const INSIDE_MACOS: [[&str; 4]; 1] = [[
+    "metal-cpp",
+    "Apache-2.0",
+    "2023 Apple Inc.",
+    "https://developer.apple.com/metal/cpp",
+]];
 
 pub fn collect(
     backend: Backend,
@@ -136,13 +174,15 @@ pub fn collect(
         copy_into(&file, &dir)?;
     }
     index.lines.push(format!(
-        "MLX ({backend}): MIT; https://github.com/ml-explore/mlx; versions of libraries beside it are in {folder}/"
+        "MLX ({backend}): MIT; https://github.com/ml-explore/mlx; what is compiled into it follows, as far as known; versions of libraries beside it are in {folder}/"
     ));
     if !has_text {
         index.without_text.push(format!("MLX ({backend})"));
     }
     let of_cuda: &[[&str; 4]] = if backend.is_cuda() { &INSIDE_CUDA } else { &[] };
-    for &[name, licence, holders, source] in INSIDE.iter().chain(of_cuda) {
+    let is_macos = backend == Backend::Metal || tree.root.join("lib/libmlx.dylib").is_file();
+    let of_macos: &[[&str; 4]] = if is_macos { &INSIDE_MACOS } else { &[] };
+    for &[name, licence, holders, source] in INSIDE.iter().chain(of_cuda).chain(of_macos) {
         let said = Said {
             name,
             licence,
@@ -150,6 +190,10 @@ pub fn collect(
             source,
         };
         add(&dir, &format!("{name}, in MLX ({backend})"), &said, index)?;
+    }
+    // Its own words where they are to be had, since they change with MLX.
+    if let Some(notice) = first_comment(&tree.root.join(POCKETFFT)) {
+        write_into(&dir, "pocketfft-BSD-3-Clause.txt", &notice)?;
     }
     for part in beside(tree, backend, index)? {
         let said = Said {
@@ -209,6 +253,14 @@ fn add(dir: &Path, label: &str, said: &Said<'_>, index: &mut Index) -> Result<()
     Ok(())
 }
 
+/// What a C source begins with, if that is a notice.
+fn first_comment(source: &Path) -> Option<String> {
+    let text = std::fs::read_to_string(source).ok()?;
+    let comment = text.trim_start().strip_prefix("/*")?.split_once("*/")?.0;
+    let is_notice = comment.contains("Copyright") && comment.contains("Redistribution");
+    is_notice.then(|| format!("{}\n", comment.trim()))
+}
+
 fn slug(name: &str) -> String {
     let words: Vec<String> = name
         .split(|c: char| !c.is_ascii_alphanumeric())
@@ -228,6 +280,7 @@ mod tests {
         let inside = INSIDE
             .iter()
             .chain(&INSIDE_CUDA)
+            .chain(&INSIDE_MACOS)
             .map(|part| (part[0], part[1]));
         let without: Vec<&str> = ours
             .chain(inside)
@@ -235,6 +288,45 @@ mod tests {
             .map(|(name, _)| name)
             .collect();
         assert_eq!(without, ["CUDA run-time library, static"]);
+    }
+
+    #[test]
+    fn notices_are_those_of_the_source_where_it_is_there() {
+        let base = std::env::temp_dir().join(format!("xtask-notices-{}", std::process::id()));
+        let source = base.join("tree").join(POCKETFFT);
+        for dir in [source.parent().expect("is inside"), &base.join("tree/lib")] {
+            std::fs::create_dir_all(dir).expect("creates");
+        }
+        std::fs::write(base.join("tree/lib/libmlx.dylib"), "x").expect("writes");
+        let tree = MlxTree {
+            root: base.join("tree"),
+        };
+        let written = |out: &str| {
+            let mut index = Index::default();
+            collect(Backend::Cpu, &tree, &base.join(out), &mut index).expect("collects");
+            let file = base.join(out).join("mlx-cpu/pocketfft-BSD-3-Clause.txt");
+            let text = std::fs::read_to_string(file).expect("is there");
+            (text, index.text())
+        };
+        let (text, index) = written("without");
+        for holder in [
+            "2010-2022 Max-Planck-Society",
+            "2019-2020 Peter Bell",
+            "2003, 2007-14 Matteo Frigo",
+            "2003, 2007-14 Massachusetts Institute of Technology",
+        ] {
+            assert!(text.contains(holder), "{holder}: {text}");
+        }
+        // A build for macOS, whatever its backend.
+        assert!(
+            index.contains("metal-cpp, in MLX (cpu): Apache-2.0"),
+            "{index}"
+        );
+        let notice = "/*\nCopyright (C) 2030 Ada\n\nRedistribution and use\n*/\nint a;\n";
+        std::fs::write(&source, notice).expect("writes");
+        let (text, _) = written("with");
+        assert_eq!(text, "Copyright (C) 2030 Ada\n\nRedistribution and use\n");
+        std::fs::remove_dir_all(&base).expect("removes");
     }
 
     #[cfg(unix)]
@@ -268,6 +360,8 @@ mod tests {
             "GCC-exception-3.1.txt",
             "cutlass-headers-BSD-3-Clause.txt",
             "fmt-MIT.txt",
+            "LLVM-exception.txt",
+            "cub-of-cccl-BSD-3-Clause.txt",
         ] {
             assert!(dir.join(file).is_file(), "{file}");
         }
@@ -276,7 +370,14 @@ mod tests {
             text.contains("libgfortran, beside MLX (cuda13): GPL-3.0"),
             "{text}"
         );
-        assert!(!text.contains("LAPACK"), "{text}");
+        assert!(
+            text.contains("NVTX, in MLX (cuda13): Apache-2.0 WITH LLVM-exception"),
+            "{text}"
+        );
+        assert!(
+            !text.contains("LAPACK") && !text.contains("metal-cpp"),
+            "{text}"
+        );
         assert_eq!(
             index.without_text,
             [

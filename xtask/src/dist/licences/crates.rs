@@ -45,7 +45,10 @@ fn add_texts(package: &Package, dir: &Path) -> Result<bool, Error> {
         std::fs::copy(file, &to).map_err(Error::io("copy", file))?;
     }
     // A text further down is of a part that the crate brings, not of the crate.
-    if files.iter().any(|file| file.parent() == Some(source)) {
+    if files
+        .iter()
+        .any(|file| file.parent() == Some(source) && is_licence(&name_of(file)))
+    {
         return Ok(true);
     }
     let holders = if package.authors.is_empty() {
@@ -115,22 +118,26 @@ fn licence_files(dir: &Path, found: &mut Vec<PathBuf>) -> Result<(), Error> {
     Ok(())
 }
 
+/// Names of files with the text of a licence begin so.
+const LICENCES: [&str; 4] = ["license", "licence", "copying", "unlicense"];
+/// What goes along with one and is none itself.
+const NOTICES: [&str; 2] = ["notice", "copyright"];
+
+fn name_of(file: &Path) -> String {
+    let name = file.file_name().unwrap_or_default();
+    name.to_string_lossy().to_ascii_lowercase()
+}
+
+fn is_licence(name: &str) -> bool {
+    LICENCES.iter().any(|prefix| name.starts_with(prefix))
+}
+
 fn is_licence_name(name: &str) -> bool {
     let name = name.to_ascii_lowercase();
     let is_code = [".rs", ".c", ".h", ".py"]
         .iter()
         .any(|end| name.ends_with(end));
-    !is_code
-        && [
-            "license",
-            "licence",
-            "copying",
-            "notice",
-            "copyright",
-            "unlicense",
-        ]
-        .iter()
-        .any(|prefix| name.starts_with(prefix))
+    !is_code && (is_licence(&name) || NOTICES.iter().any(|prefix| name.starts_with(prefix)))
 }
 
 #[cfg(test)]
@@ -184,6 +191,11 @@ mod tests {
 
         package.license = Some("Of-Their-Own".into());
         assert!(!add_texts(&package, &base.join("none")).expect("looks"));
+        for notice in ["NOTICE", "COPYRIGHT"] {
+            std::fs::write(source.join(notice), "a notice").expect("writes");
+        }
+        assert!(!add_texts(&package, &base.join("noticed")).expect("copies"));
+        assert!(base.join("noticed/NOTICE").exists());
         std::fs::write(source.join("LICENSE"), "own").expect("writes");
         assert!(add_texts(&package, &base.join("own")).expect("copies"));
         assert!(!base.join("own/MIT.txt").exists());
