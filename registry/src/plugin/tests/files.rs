@@ -133,7 +133,6 @@ pub fn macho_with(metadata: &[u8]) -> Vec<u8> {
 
 /// An ELF64 library for this machine that needs others. `path_tag` is 15 for folders that hold for what is below too, 29 for others.
 pub fn elf_linked(needed: &[&str], path_tag: u64, folders: &str) -> Vec<u8> {
-    let machine = if TARGET_ARCH == "aarch64" { 183 } else { 62 };
     let mut texts = vec![0];
     let mut entries = Vec::new();
     let written = needed.iter().map(|name| (1, *name));
@@ -143,6 +142,12 @@ pub fn elf_linked(needed: &[&str], path_tag: u64, folders: &str) -> Vec<u8> {
         texts.extend_from_slice(text.as_bytes());
         texts.push(0);
     }
+    elf_dynamic(entries, &texts)
+}
+
+/// An ELF64 library for this machine with these tags and places in `texts` for the dynamic linker.
+pub fn elf_dynamic(mut entries: Vec<(u64, u64)>, texts: &[u8]) -> Vec<u8> {
+    let machine = if TARGET_ARCH == "aarch64" { 183 } else { 62 };
     let dynamic_at = 64 + 2 * 56;
     let dynamic_len = (entries.len() as u64 + 2) * 16;
     let texts_at = dynamic_at + dynamic_len;
@@ -164,6 +169,6 @@ pub fn elf_linked(needed: &[&str], path_tag: u64, folders: &str) -> Vec<u8> {
     for (tag, value) in entries {
         put(&mut bytes, [tag, value], [8, 8]);
     }
-    bytes.extend_from_slice(&texts);
+    bytes.extend_from_slice(texts);
     bytes
 }

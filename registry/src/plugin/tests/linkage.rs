@@ -3,9 +3,10 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use super::files::elf_linked;
-use crate::plugin::{SystemLibraries, linkage};
+use super::files::{elf_dynamic, elf_linked};
+use crate::plugin::{SystemLibraries, linkage, needed_libraries};
 
+const NEEDED: u64 = 1;
 const RPATH: u64 = 15;
 const RUNPATH: u64 = 29;
 
@@ -115,6 +116,7 @@ fn the_linkers_own_places_are_looked_into() {
         environment: vec![place.at("env")],
         cache: [("libb.so".to_owned(), vec![cached])].into(),
         folders: vec![place.at("lib")],
+        ..SystemLibraries::default()
     };
     insta::assert_snapshot!(place.told(&plugin, &system), @r#"found ["env/liba.so", "cached/libb.so", "lib/libc.so"] missing ["/no/libd.so"] damaged [] looked in []"#);
 }
@@ -128,4 +130,101 @@ fn what_this_process_runs_on_is_found() {
     if cfg!(target_os = "linux") && cfg!(target_env = "gnu") {
         assert!(linkage.found.iter().any(|(name, _)| name == "libc.so.6"));
     }
+}
+
+#[test]
+fn a_file_with_its_place_is_looked_at_there_alone() {
+    let place = Place::new();
+    let needed = ["/no/libd.so", "$ORIGIN/k/libe.so", "${ORIGIN}/libf.so"];
+    let plugin = place.linked("libp.so", &needed, RUNPATH, "$ORIGIN/k:/opt/v");
+    place.linked("k/libe.so", &[], RPATH, "");
+    place.linked("k/libf.so", &[], RPATH, "");
+    insta::assert_snapshot!(place.told(&plugin, &SystemLibraries::default()), @r#"found ["k/libe.so"] missing ["/no/libd.so", "${ORIGIN}/libf.so"] damaged [] looked in []"#);
+}
+
+#[test]
+fn what_may_be_in_an_unknown_folder_is_not_told_as_missing() {
+    let place = Place::new();
+    let long = format!("$ORIGIN/{}", "k".repeat(5000));
+    for folders in [
+        "$LIB:$ORIGIN",
+        "/v/${PLATFORM}:$ORIGIN",
+        "/$ORIGINAL:$ORIGIN",
+        &long,
+    ] {
+        for tag in [RPATH, RUNPATH] {
+            let plugin = place.linked("libp.so", &["liba.so", "libe.so"], tag, folders);
+            place.write("libe.so", b"");
+            let told = place.told(&plugin, &SystemLibraries::default());
+            assert_eq!(
+                told, "found [] missing [] damaged [] looked in []",
+                "{folders}"
+            );
+        }
+    }
+    let plugin = place.linked("libp.so", &["liba.so"], RUNPATH, "");
+    let system = SystemLibraries {
+        environment: vec!["/v/$LIB".into()],
+        ..SystemLibraries::default()
+    };
+    assert!(linkage(&plugin, &system).missing.is_empty());
+}
+
+#[test]
+fn a_text_that_cannot_be_read_does_not_hide_the_others() {
+    let place = Place::new();
+    let texts = [b"\0liba.so\0".as_slice(), &[b'k'; 5000], b"\0"].concat();
+    let entries = vec![(NEEDED, 9), (NEEDED, 1), (RUNPATH, 9)];
+    let plugin = place.write("libp.so", &elf_dynamic(entries, &texts));
+    let needed = needed_libraries(&plugin).unwrap();
+    assert_eq!(needed.libraries, ["liba.so"]);
+    assert_eq!(needed.runpath, [None]);
+}
+
+#[test]
+fn a_small_file_that_names_millions_of_folders_is_read_at_once() {
+    let place = Place::new();
+    // All texts share these bytes.
+    let texts = [b"\0".as_slice(), &b"a:".repeat(2000), b"\0libx.so\0"].concat();
+    let names = (0..100).map(|at| (NEEDED, 4002 + at % 7));
+    let folders = (0..2000).map(|at| (RPATH, 1 + at));
+    let plugin = place.write(
+        "libp.so",
+        &elf_dynamic(names.chain(folders).collect(), &texts),
+    );
+    let needed = needed_libraries(&plugin).unwrap();
+    assert_eq!(needed.rpath.len(), 257);
+    assert_eq!(needed.rpath.last(), Some(&None));
+    insta::assert_snapshot!(place.told(&plugin, &SystemLibraries::default()), @"found [] missing [] damaged [] looked in []");
+}
+
+#[test]
+fn looking_ends_for_a_file_that_asks_for_too_much() {
+    let place = Place::new();
+    let names = "x".repeat(500);
+    let folders: Vec<String> = (100..350)
+        .map(|number| format!("$ORIGIN/{number}"))
+        .collect();
+    let texts = format!("\0{names}\0{}\0", folders.join(":"));
+    let needed = (0..500).map(|at| (NEEDED, 1 + at));
+    let entries = needed.chain([(RPATH, 502)]).collect();
+    let plugin = place.write("libp.so", &elf_dynamic(entries, texts.as_bytes()));
+    let linkage = linkage(&plugin, &SystemLibraries::default());
+    assert_eq!(linkage.missing.len(), 100_000 / 250);
+    assert_eq!(linkage.looked_in.len(), 250);
+}
+
+#[test]
+fn libraries_for_this_processor_come_first() {
+    let place = Place::new();
+    let plugin = place.linked("libp.so", &["liba.so", "libb.so"], RUNPATH, "$ORIGIN/k");
+    place.linked("k/fast/liba.so", &[], RPATH, "");
+    place.linked("k/liba.so", &[], RPATH, "");
+    place.linked("lib/fast/libb.so", &[], RPATH, "");
+    let system = SystemLibraries {
+        folders: vec![place.at("lib")],
+        subfolders: vec!["faster", "fast"],
+        ..SystemLibraries::default()
+    };
+    insta::assert_snapshot!(place.told(&plugin, &system), @r#"found ["k/fast/liba.so", "lib/fast/libb.so"] missing [] damaged [] looked in []"#);
 }
