@@ -1,7 +1,7 @@
 //! `mlxcel plugin show`: all that a plugin's file says of itself. Runs no code of it.
 
 use clap::Args;
-use mlxcel_registry::plugin::{Catalogue, PluginRecord, SystemLibraries, linkage};
+use mlxcel_registry::plugin::{Catalogue, Linkage, PluginRecord, SystemLibraries, linkage};
 use serde_json::{Value, json};
 
 use super::super::args::{LogArgs, PluginArgs};
@@ -79,7 +79,16 @@ fn value(record: &PluginRecord) -> Value {
     object.insert("archs".to_owned(), json!(record.archs()));
     let linkage = linkage(&record.path, &SystemLibraries::of_process());
     object.insert("missing_libraries".to_owned(), json!(linkage.missing));
+    object.insert("damaged_libraries".to_owned(), damaged(&linkage));
     value
+}
+
+/// Libraries that are there and cannot be used.
+fn damaged(linkage: &Linkage) -> Value {
+    let damaged = linkage.damaged.iter();
+    damaged
+        .map(|(path, fault)| json!({ "path": path.to_string_lossy(), "fault": fault }))
+        .collect()
 }
 
 fn text(record: &PluginRecord) -> String {
@@ -157,4 +166,21 @@ fn plain(value: &Value) -> String {
     value
         .as_str()
         .map_or_else(|| value.to_string(), str::to_owned)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_damaged_library_is_in_the_json_with_its_fault() {
+        let linkage = Linkage {
+            damaged: vec![("/v/liba.so".into(), "is empty".to_owned())],
+            ..Linkage::default()
+        };
+        assert_eq!(
+            damaged(&linkage),
+            json!([{ "path": "/v/liba.so", "fault": "is empty" }])
+        );
+    }
 }
