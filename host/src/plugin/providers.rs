@@ -65,17 +65,48 @@ impl Providers {
             .max_by_key(|(_, provider)| share(provider))
     }
 
-    /// Who brings a function, by the longest beginning of its name.
-    pub(super) fn of_symbol(&self, symbol: &str) -> Option<&Provider> {
+    /// Who brings a function, by the longest beginning of its name. Releases of a vendor have the same names: they are told together,
+    /// with the libraries of all, since the name alone does not say which of them is linked.
+    pub(super) fn of_symbol(&self, symbol: &str) -> Option<Provider> {
         let beginning = |provider: &Provider| {
             let beginnings = provider.symbols.iter();
             let fitting = beginnings.filter(|beginning| symbol.starts_with(beginning.as_str()));
             fitting.map(String::len).max()
         };
-        self.0
-            .iter()
-            .rev()
-            .filter(|provider| beginning(provider).is_some())
-            .max_by_key(|provider| beginning(provider))
+        let longest = self.0.iter().filter_map(beginning).max()?;
+        let fitting = self.0.iter().filter(|one| beginning(one) == Some(longest));
+        fitting.cloned().reduce(|mut all, other| {
+            all.name = format!("{} or {}", all.name, other.name);
+            all.libraries.extend(other.libraries);
+            all
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn provider(name: &str, library: &str, symbols: &[&str]) -> Provider {
+        Provider {
+            name: name.to_owned(),
+            libraries: vec![library.to_owned()],
+            symbols: symbols.iter().map(ToString::to_string).collect(),
+            get: String::new(),
+        }
+    }
+
+    #[test]
+    fn a_function_of_two_releases_is_told_of_both() {
+        let providers = Providers(vec![
+            provider("the driver", "libdriver.so.1", &["cu"]),
+            provider("packages 13", "libblas.so.13", &["cublas"]),
+            provider("packages 12", "libblas.so.12", &["cublas"]),
+        ]);
+        let both = providers.of_symbol("cublasNew").unwrap();
+        assert_eq!(both.name, "packages 13 or packages 12");
+        assert_eq!(both.libraries, ["libblas.so.13", "libblas.so.12"]);
+        assert_eq!(providers.of_symbol("cuNew").unwrap().name, "the driver");
+        assert!(providers.of_symbol("malloc").is_none());
     }
 }
